@@ -1,0 +1,41 @@
+"""Rules every kernel and its reference share: stored metadata is float16 and always finite."""
+
+import torch
+from torch import Tensor
+
+from semkv_bench.errors import SemkvError
+
+__all__ = ["FLOAT16_MAX", "NonFiniteError", "check_rows", "finite_cast", "to_float16"]
+
+FLOAT16_MAX = 65504.0
+
+
+class NonFiniteError(SemkvError):
+    """The tensor to be quantized holds NaN or infinity."""
+
+
+def to_float16(x: Tensor) -> Tensor:
+    """Round finite or infinite float32 to the nearest float16, saturating at +-65504."""
+    return x.clamp(-FLOAT16_MAX, FLOAT16_MAX).to(torch.float16)
+
+
+def finite_cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Cast finite float32 to ``dtype``; only float16 is narrow enough to need saturation."""
+    return to_float16(x) if dtype == torch.float16 else x.to(dtype)
+
+
+def check_rows(x: Tensor, levels: Tensor) -> None:
+    """Check the common arguments: x [heads, tokens, head_dim] and levels int64 [S, tokens] or [S, 1].
+
+    Raises ValueError on a wrong shape or type, or a level count outside 2..256.
+    """
+    if x.dim() != 3 or x.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        raise ValueError(
+            f"x must be [heads, tokens, head_dim] of a float type, not {x.dtype} {tuple(x.shape)}"
+        )
+    if levels.dim() != 2 or levels.dtype != torch.int64 or levels.shape[1] not in (1, x.shape[1]):
+        raise ValueError(
+            f"levels must be int64 [settings, {x.shape[1]}] or [settings, 1], not {levels.dtype} {tuple(levels.shape)}"
+        )
+    if levels.numel() and not (2 <= int(levels.min()) and int(levels.max()) <= 256):
+        raise ValueError("levels must lie in 2..256")

@@ -1,0 +1,158 @@
+"""What holds for every quantizer: one row of the matrix each."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from hydra.utils import instantiate
+
+from semkv_bench.grid import packing_plan
+from semkv_bench.quantizers import Affine, NonFiniteError
+
+CONF = Path(__file__).resolve().parents[2] / "conf" / "quantizer"
+QUANTIZERS = {
+    "affine": Affine(),
+    "affine-g32": Affine(group_size=32),
+}
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+
+@pytest.fixture(params=QUANTIZERS, scope="module")
+def quantizer(request):
+    return QUANTIZERS[request.param]
+
+
+def sample(heads=2, tokens=37, head_dim=64, dtype=torch.float32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(heads, tokens, head_dim, generator=generator).to(dtype)
+
+
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_decode_of_encode_is_quantize_dequantize(quantizer, head_dim, dtype):
+    x = sample(head_dim=head_dim, dtype=dtype)
+    coder = quantizer.coder(head_dim, seed=3)
+    per_token = torch.randint(2, 9, (37,), generator=torch.Generator().manual_seed(1))
+    encoded = coder.encode(x, per_token)
+    assert encoded.codes.dtype == torch.uint8 and encoded.codes.shape == x.shape
+    assert torch.equal(coder.decode(encoded, dtype), coder.quantize_dequantize(x, per_token[None])[0])
+
+
+def test_metadata_is_float16_and_as_large_as_the_storage_says(quantizer):
+    encoded = quantizer.coder(128).encode(sample(head_dim=128), 4)
+    assert encoded.metadata.dtype == torch.float16
+    assert encoded.metadata[0, 0].numel() * 16 == quantizer.metadata_bits(128)
+    storage = quantizer.storage(4, 128)
+    assert storage.effective_bits == storage.packed_bits + quantizer.metadata_bits(128) / 128
+
+
+def test_many_settings_equal_one_at_a_time(quantizer):
+    x = sample()
+    coder = quantizer.coder(64)
+    mixed = torch.where(torch.arange(37) % 3 == 0, 6, 5)
+    uniform = torch.tensor([[2], [3], [5], [16]])
+    together = coder.quantize_dequantize(x, torch.cat([uniform.expand(4, 37), mixed[None]]))
+    for row, levels in enumerate(uniform):
+        assert torch.equal(together[row], coder.quantize_dequantize(x, levels[None])[0])
+    five, six = coder.quantize_dequantize(x, torch.tensor([[5], [6]]))
+    assert torch.equal(together[4], torch.where((mixed == 6)[:, None], six, five))
+
+
+def test_tokens_are_coded_independently(quantizer):
+    x = sample()
+    coder = quantizer.coder(64)
+    whole = coder.quantize_dequantize(x, torch.tensor([[5]]))
+    parts = [coder.quantize_dequantize(part, torch.tensor([[5]])) for part in x.split([1, 3, 33], dim=1)]
+    assert torch.equal(whole, torch.cat(parts, dim=2))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_strided_output_is_filled_and_nothing_beside_it(quantizer, dtype):
+    x = sample(dtype=dtype)
+    levels = torch.tensor([[3], [8]])
+    coder = quantizer.coder(64)
+    store = torch.full((4, 2, 60, 64), 77.0, dtype=dtype)
+    view = store[::2, :, 5:42]
+    assert coder.quantize_dequantize(x, levels, out=view) is view
+    assert torch.equal(view, coder.quantize_dequantize(x, levels))
+    assert (store[1::2] == 77).all() and (store[:, :, :5] == 77).all() and (store[:, :, 42:] == 77).all()
+
+
+def test_strided_input_gives_the_same(quantizer):
+    x = sample()
+    transposed = x.transpose(0, 1).contiguous().transpose(0, 1)
+    coder = quantizer.coder(64)
+    levels = torch.tensor([[4]])
+    assert torch.equal(coder.quantize_dequantize(transposed, levels), coder.quantize_dequantize(x, levels))
+
+
+def test_codes_need_no_more_bits_than_planned(quantizer):
+    x = sample()
+    for levels in range(2, 17):
+        encoded = quantizer.coder(64).encode(x, levels)
+        assert int(encoded.codes.max()) < levels <= 2 ** packing_plan(levels).bits
+        assert len(encoded.codes.unique()) == levels  # and every level is used on this much data
+
+
+def test_more_levels_lose_less(quantizer):
+    x = sample(tokens=200)
+    back = quantizer.coder(64).quantize_dequantize(x, torch.tensor([[n] for n in (2, 3, 4, 6, 8, 16)]))
+    errors = (back - x).pow(2).mean(dim=(1, 2, 3))
+    assert (errors.diff() < 0).all() and errors[-1] < 0.02
+
+
+def test_zero_vectors_come_back_as_zeros(quantizer):
+    x = sample()
+    x[:, 5] = 0
+    back = quantizer.coder(64).quantize_dequantize(x, torch.tensor([[2], [3], [7]]))
+    assert (back[:, :, 5] == 0).all() and torch.isfinite(back).all()
+
+
+def test_no_tokens_is_no_work(quantizer):
+    assert quantizer.coder(64).quantize_dequantize(sample(tokens=0), torch.tensor([[4]])).shape == (
+        1,
+        2,
+        0,
+        64,
+    )
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_non_finite_input_is_an_error(quantizer, bad):
+    x = sample()
+    x[1, 36, 63] = bad
+    with pytest.raises(NonFiniteError):
+        quantizer.coder(64).quantize_dequantize(x, torch.tensor([[4]]))
+    with pytest.raises(NonFiniteError):
+        quantizer.coder(64).encode(x, 4)
+
+
+@pytest.mark.parametrize(
+    "levels",
+    [
+        torch.tensor([4]),
+        torch.tensor([[4.0]]),
+        torch.tensor([[1]]),
+        torch.tensor([[257]]),
+        torch.full((1, 36), 4),
+    ],
+)
+def test_wrong_levels_are_refused(quantizer, levels):
+    with pytest.raises(ValueError):
+        quantizer.coder(64).quantize_dequantize(sample(), levels)
+
+
+def test_seed_matters_exactly_where_it_is_said_to(quantizer):
+    x, levels = sample(), torch.tensor([[4]])
+    one, two = (quantizer.coder(64, seed=seed).quantize_dequantize(x, levels) for seed in (1, 2))
+    assert torch.equal(one, quantizer.coder(64, seed=1).quantize_dequantize(x, levels))
+    assert torch.equal(one, two) != quantizer.seeded
+
+
+@pytest.mark.parametrize("path", sorted(CONF.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_shipped_configuration_builds_a_working_quantizer(path):
+    quantizer = instantiate(yaml.safe_load(path.read_text()))
+    quantizer.check(64)
+    assert quantizer.name and isinstance(quantizer.seeded, bool)
+    assert quantizer.coder(64).encode(sample(), 4).codes.max() > 0
