@@ -1,0 +1,133 @@
+"""Which token gets which levels: the same for all, two levels by importance, or pruning."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from semkv_bench.errors import UsageError
+from semkv_bench.grid import DELETED, FULL_PRECISION, Storage, check_levels, mix
+from semkv_bench.quantizers import Quantizer
+
+__all__ = ["Allocation", "Prune", "TwoLevel", "Uniform", "top_tokens"]
+
+
+def top_tokens(importance: Tensor, fraction: float) -> Tensor:
+    """Mask of the ``round(fraction * n)`` most important tokens; ties go to the earlier position.
+
+    importance [..., n], result bool [..., n].
+    """
+    n = importance.shape[-1]
+    count = round(fraction * n)
+    order = torch.sort(importance, dim=-1, descending=True, stable=True).indices
+    mask = torch.zeros(importance.shape, dtype=torch.bool, device=importance.device)
+    return mask.scatter_(-1, order[..., :count], True)
+
+
+class Allocation(ABC):
+    """How the tokens of one prompt share the levels; subclasses are frozen dataclasses."""
+
+    kind: ClassVar[str]
+    metric: str | None = None
+
+    @property
+    @abstractmethod
+    def label(self) -> str:
+        """Short name that follows the quantizer's in a setting's name."""
+
+    @abstractmethod
+    def levels(self, tokens: int, importance: Tensor | None = None) -> Tensor:
+        """Levels int64 [tokens], or [1] where all tokens have the same; importance [tokens]."""
+
+    @abstractmethod
+    def storage(self, quantizer: Quantizer, head_dim: int) -> Storage:
+        """Average cost per value."""
+
+
+@dataclass(frozen=True)
+class Uniform(Allocation):
+    """Every token at the same levels."""
+
+    kind: ClassVar[str] = "uniform"
+    count: int
+
+    def __post_init__(self) -> None:
+        check_levels([self.count])
+
+    @property
+    def label(self) -> str:
+        """``L5``."""
+        return f"L{self.count}"
+
+    def levels(self, tokens: int, importance: Tensor | None = None) -> Tensor:
+        """See ``Allocation``."""
+        return torch.tensor([self.count])
+
+    def storage(self, quantizer: Quantizer, head_dim: int) -> Storage:
+        """See ``Allocation``."""
+        return quantizer.storage(self.count, head_dim)
+
+
+@dataclass(frozen=True)
+class TwoLevel(Allocation):
+    """The ``fraction`` most important tokens at ``high`` levels, the rest at ``low``; no token is dropped."""
+
+    kind: ClassVar[str] = "mixed"
+    high: int
+    low: int
+    fraction: float
+    metric: str = "key_norm"
+
+    def __post_init__(self) -> None:
+        check_levels([self.high, self.low])
+        if self.low >= self.high:
+            raise UsageError(f"allocation.low={self.low} must be below allocation.high={self.high}")
+        _check_share("allocation.fraction", self.fraction)
+
+    @property
+    def label(self) -> str:
+        """``L6/5@0.25:key_norm``."""
+        return f"L{self.high}/{self.low}@{self.fraction:g}:{self.metric}"
+
+    def levels(self, tokens: int, importance: Tensor | None = None) -> Tensor:
+        """See ``Allocation``."""
+        if importance is None or importance.shape[-1] != tokens:
+            raise ValueError(f"a two-level allocation needs the importance of {tokens} tokens")
+        return torch.where(top_tokens(importance, self.fraction), self.high, self.low)
+
+    def storage(self, quantizer: Quantizer, head_dim: int) -> Storage:
+        """See ``Allocation``."""
+        high, low = (quantizer.storage(levels, head_dim) for levels in (self.high, self.low))
+        return mix([(self.fraction, high), (1 - self.fraction, low)])
+
+
+@dataclass(frozen=True)
+class Prune(Allocation):
+    """The ``keep`` most important tokens stay in 16 bits, all others are deleted."""
+
+    kind: ClassVar[str] = "prune"
+    keep: float
+    metric: str = "key_norm"
+
+    def __post_init__(self) -> None:
+        _check_share("allocation.keep", self.keep)
+
+    @property
+    def label(self) -> str:
+        """``0.25:key_norm`` behind ``prune@``."""
+        return f"{self.keep:g}:{self.metric}"
+
+    def levels(self, tokens: int, importance: Tensor | None = None) -> Tensor:
+        """Pruning codes nothing; ``top_tokens`` says which tokens stay."""
+        raise ValueError("a pruned cache has no levels")
+
+    def storage(self, quantizer: Quantizer | None, head_dim: int) -> Storage:
+        """Cost per value of the unpruned cache: at keep=0.25, 4 bits."""
+        return mix([(self.keep, FULL_PRECISION), (1 - self.keep, DELETED)])
+
+
+def _check_share(name: str, share: float) -> None:
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
+        raise UsageError(f"{name}={share} must be a number from 0 to 1")

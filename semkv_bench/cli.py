@@ -1,0 +1,170 @@
+"""The command line: ``semkv-bench COMMAND key=value ...``; nothing but argument handling."""
+
+import json
+import logging
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from rich.console import Console
+from rich.logging import RichHandler
+
+from semkv_bench.errors import SemkvError, UsageError
+
+__all__ = ["main"]
+
+_SUMMARY = """semkv-bench measures where an LLM's quality falls off a cliff as its KV cache loses bits.
+
+  semkv-bench sweep model=smollm2 quantizer=affine task=synthetic     run or resume a sweep
+  semkv-bench cliff-report [run=DIR | records=FILE]                   statistics and report
+  semkv-bench storage quantizer=affine grid.levels=[6,5]              bits per value, cache bytes
+  semkv-bench plan model=llama31 task=longbench                       what a sweep would do; loads no weights
+
+Each command takes Hydra overrides (key=value) and --help, which lists the groups and choices."""
+
+_out = Console()
+_err = Console(stderr=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code (0 good, 1 check failed, 2 wrong usage, 3 something missing)."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    _set_up_output()
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        _out.print(_SUMMARY, markup=False, highlight=False)
+        return 0
+    if arguments[0] == "--version":
+        from semkv_bench import __version__
+
+        _out.print(f"semkv-bench {__version__}", highlight=False)
+        return 0
+    try:
+        return _run(arguments[0], arguments[1:])
+    except SemkvError as error:
+        return _fail(error)
+    except KeyboardInterrupt:
+        _err.print("stopped; what is recorded is safe, run the same command again to continue", highlight=False)
+        return 128 + signal.SIGINT
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _run(command: str, arguments: list[str]) -> int:
+    if command not in _COMMANDS:
+        raise UsageError(f"there is no command {command!r}; choose from {', '.join(_COMMANDS)}")
+    config_name, run = _COMMANDS[command]
+    if "-h" in arguments or "--help" in arguments:
+        _help(command, config_name)
+        return 0
+    return run(arguments)
+
+
+def _sweep(arguments: list[str]) -> int:
+    from semkv_bench.config import compose_config
+    from semkv_bench.plan import make_plan
+    from semkv_bench.progress import track
+    from semkv_bench.sweep import open_run, run_sweep
+
+    if "-m" in arguments or "--multirun" in arguments:
+        from semkv_bench.multirun import multirun
+
+        return multirun([a for a in arguments if a not in ("-m", "--multirun")])
+    config = compose_config("sweep", _overrides(arguments))
+    plan = make_plan(config)
+    folder = open_run(plan, config)
+    _err.print(
+        f"{plan.source.name}: {len(plan.settings)} settings on {len(plan.examples)} examples, run folder {folder.path}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    ran = run_sweep(plan, folder, partial(track, what="examples", console=_err), plan.source.load)
+    done = "nothing left to run" if not ran else f"ran {ran} examples"
+    _out.print(f"{done}; next: semkv-bench cliff-report run={folder.path}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def _cliff_report(arguments: list[str]) -> int:
+    from semkv_bench.config import compose_config
+    from semkv_bench.cliff_report import make_report
+
+    overrides = _overrides(arguments)
+    config = compose_config("cliff_report", overrides)
+    changed = {o.lstrip("+").partition("=")[0].removeprefix("stats.") for o in overrides if "stats." in o}
+    make_report(config, changed, _out)
+    return 0
+
+
+def _storage(arguments: list[str]) -> int:
+    from semkv_bench.config import compose_config
+    from semkv_bench.storage import show_storage, storage_rows
+
+    as_json = "--json" in arguments
+    config = compose_config("storage", _overrides([a for a in arguments if a != "--json"]))
+    rows = storage_rows(config)
+    if as_json:
+        print(json.dumps(rows if len(rows) > 1 else rows[0], indent=1))
+    else:
+        show_storage(rows, _out)
+    return 0
+
+
+def _plan(arguments: list[str]) -> int:
+    from semkv_bench.config import compose_config
+    from semkv_bench.plan import make_plan
+    from semkv_bench.plan_view import show_plan
+
+    config = compose_config("sweep", _overrides(arguments))
+    show_plan(make_plan(config), _out)
+    return 0
+
+
+_COMMANDS: dict[str, tuple[str, Callable[[list[str]], int]]] = {
+    "sweep": ("sweep", _sweep),
+    "cliff-report": ("cliff_report", _cliff_report),
+    "storage": ("storage", _storage),
+    "plan": ("sweep", _plan),
+}
+
+
+def _help(command: str, config_name: str) -> None:
+    from semkv_bench.config import choices, conf_dir
+
+    lines = [f"semkv-bench {command} key=value ...", "", "Groups and their choices (group=choice):"]
+    lines += [f"  {group}: {', '.join(names)}" for group, names in choices(config_name).items()]
+    lines += ["", "Keys and defaults:"]
+    body = (conf_dir() / f"{config_name}.yaml").read_text().split("- _self_", 1)[1].splitlines()
+    lines += [f"  {line}" for line in body if line.strip() and not line.lstrip().startswith("- ")]
+    extra = {"storage": "  --json                    print JSON", "sweep": "  -m                        Hydra multirun"}
+    lines += [extra[command]] if command in extra else []
+    lines += ["", "Keys inside a group: group.key=value, for example grid.levels=[8,6,5,4] or stats.margin=0.05"]
+    _out.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+
+
+def _overrides(arguments: Sequence[str]) -> list[str]:
+    for argument in arguments:
+        if argument.startswith("-"):
+            raise UsageError(f"unknown option {argument}; settings are given as key=value")
+        if "=" not in argument and not argument.startswith("~"):
+            raise UsageError(f"{argument!r} is not of the form key=value")
+    return list(arguments)
+
+
+def _fail(error: SemkvError) -> int:
+    _err.print(f"semkv-bench: {' '.join(str(error).split())}", markup=False, highlight=False, soft_wrap=True)
+    return error.exit_code
+
+
+def _set_up_output() -> None:
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch|transformers|hydra")
+    handler = RichHandler(console=_err, show_time=False, show_path=False, show_level=False, markup=False)
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], format="%(message)s", force=True)
+    logging.getLogger("semkv_bench").setLevel(logging.INFO)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

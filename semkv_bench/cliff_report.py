@@ -1,0 +1,90 @@
+"""From a run folder or a file of foreign scores to the written report."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import json
+
+import pandas as pd
+import yaml
+from omegaconf import DictConfig
+from rich.console import Console
+
+from semkv_bench import report
+from semkv_bench.errors import MissingError, UsageError
+from semkv_bench.foreign import read_records
+from semkv_bench.plan import stats_options
+from semkv_bench.records import read_run
+from semkv_bench.stats import StatsOptions, analyze
+from semkv_bench.sweep import RUNS, newest_run
+
+__all__ = ["make_report"]
+
+
+@dataclass(frozen=True)
+class _Source:
+    frame: pd.DataFrame
+    options: StatsOptions
+    preregistered: bool
+    chance: dict[str, float]
+    context: dict[str, Any]
+    out: Path
+
+
+def make_report(config: DictConfig, changed: Collection[str], console: Console) -> Path:
+    """Analyse, write report.json, .md, .html and the figures, and print the tables.
+
+    ``changed`` names the statistics options that the user gave; a run keeps those of its protocol otherwise.
+    Returns the folder that was written.
+    """
+    if config.run is not None and config.records is not None:
+        raise UsageError("give run=DIR or records=FILE, not both")
+    source = _foreign(config) if config.records is not None else _own(config, changed)
+    result = analyze(source.frame, source.options, chance=source.chance, preregistered=source.preregistered)
+    written = report.write(result, source.frame, source.context, source.out)
+    report.show(result, source.context, console)
+    console.print(f"\nreport: {written.get('report.html', source.out)}", highlight=False, soft_wrap=True)
+    return source.out
+
+
+def _own(config: DictConfig, changed: Collection[str]) -> _Source:
+    path = newest_run() if config.run is None else Path(config.run).expanduser()
+    if path is None:
+        raise MissingError(f"there is no run under {RUNS}; run `semkv-bench sweep` first, or give run=DIR or records=FILE")
+    frame, protocol = read_run(path)
+    fixed = StatsOptions(**protocol["stats"])
+    given = {name: config.stats[name] for name in changed if name in config.stats}
+    options = replace(fixed, **given)
+    environment = path / "environment.json"
+    context = {
+        "source": str(path),
+        "protocol": protocol,
+        "config": yaml.safe_load((path / "config.yaml").read_text()),
+        "environment": _environment(json.loads(environment.read_text())) if environment.exists() else {},
+        "prompts": protocol["prompts"],
+        "seeds": protocol["seeds"],
+        "planned_examples": protocol["examples"]["count"],
+    }
+    out = path if config.out is None else Path(config.out).expanduser()
+    return _Source(frame, options, options == fixed, protocol["chance"], context, out)
+
+
+def _foreign(config: DictConfig) -> _Source:
+    path = Path(config.records).expanduser()
+    frame = read_records(path, model=config.model)
+    out = path.with_name(f"{path.stem}-report") if config.out is None else Path(config.out).expanduser()
+    return _Source(frame, stats_options(config), False, {}, {"source": str(path)}, out)
+
+
+def _environment(content: dict[str, Any]) -> dict[str, Any]:
+    """The sessions of a run as one description: the first session's machine, first start and last finish."""
+    merged: dict[str, Any] = {}
+    for session in content["sessions"]:
+        for name, value in session.items():
+            if name == "seconds":
+                merged[name] = round(merged.get(name, 0) + value, 1)
+            elif name == "finished" or name not in merged:
+                merged[name] = value
+    return merged

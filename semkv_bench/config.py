@@ -1,0 +1,160 @@
+"""The Hydra configuration: found from anywhere, composed, and checked before anything heavy is loaded."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException, InstantiationException
+from hydra.utils import instantiate
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+
+import semkv_bench
+from semkv_bench.errors import SemkvError, UsageError
+
+__all__ = ["build", "choices", "compose_config", "conf_dir", "to_yaml"]
+
+
+@dataclass
+class _Grid:
+    levels: Any = MISSING
+    key_levels: Any = None
+    value_levels: Any = None
+
+
+@dataclass
+class _Stats:
+    margin: float = MISSING
+    alpha: float = MISSING
+    average: str = MISSING
+    resamples: int = MISSING
+    seed: int = MISSING
+
+
+@dataclass
+class _EngineConfig:
+    memory_fraction: float = MISSING
+    max_rows: int | None = None
+    teacher_tokens: int = MISSING
+    temperature: float = MISSING
+    prefill_chunk: int | None = None
+
+
+@dataclass
+class _Sweep:
+    model: dict[str, Any] = MISSING
+    quantizer: dict[str, Any] = MISSING
+    value_quantizer: dict[str, Any] | None = None
+    grid: _Grid = field(default_factory=_Grid)
+    allocation: dict[str, Any] = MISSING
+    protocol: dict[str, Any] = MISSING
+    task: dict[str, Any] = MISSING
+    stats: _Stats = field(default_factory=_Stats)
+    engine: _EngineConfig = field(default_factory=_EngineConfig)
+    seeds: list[int] = MISSING
+    per_task: int | None = None
+    subset: Any = None
+    prompts: str = MISSING
+    max_prompt_tokens: int | None = None
+    max_new_tokens: int | None = None
+    out: str | None = None
+
+
+@dataclass
+class _CliffReport:
+    stats: _Stats = field(default_factory=_Stats)
+    run: str | None = None
+    records: str | None = None
+    model: str | None = None
+    out: str | None = None
+
+
+@dataclass
+class _Storage:
+    quantizer: dict[str, Any] = MISSING
+    value_quantizer: dict[str, Any] | None = None
+    grid: _Grid = field(default_factory=_Grid)
+    allocation: dict[str, Any] = MISSING
+    model: dict[str, Any] | None = None
+    head_dim: int | None = None
+    context: list[int] = MISSING
+
+
+_SCHEMAS = {"sweep": _Sweep, "cliff_report": _CliffReport, "storage": _Storage}
+
+
+def conf_dir() -> Path:
+    """Folder of the Hydra groups: inside the installed package, or at the top of a source tree."""
+    package = Path(semkv_bench.__file__).resolve().parent
+    for folder in (package / "conf", package.parent / "conf"):
+        if (folder / "sweep.yaml").exists():
+            return folder
+    raise SemkvError("the configuration files are missing from this installation; reinstall semkv-bench")
+
+
+def compose_config(name: str, overrides: Sequence[str] = ()) -> DictConfig:
+    """Compose ``name`` with ``overrides`` and check every value's type.
+
+    Raises:
+        UsageError: an override that does not parse, an unknown key or choice, a value of the wrong type.
+    """
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+            composed = compose(name, overrides=list(overrides))
+        typed = OmegaConf.merge(OmegaConf.structured(_SCHEMAS[name]), composed)
+        OmegaConf.resolve(typed)
+        _require_given(typed)
+        return typed
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UsageError(_in_one_line(error)) from error
+
+
+def build(node: DictConfig, what: str) -> Any:
+    """Instantiate the ``_target_`` of a group's node; ``what`` names the group in errors."""
+    try:
+        return instantiate(node, _convert_="all")
+    except InstantiationException as error:
+        cause = error.__cause__
+        if isinstance(cause, SemkvError):
+            raise cause from None
+        raise UsageError(f"{what}: {_in_one_line(cause or error)}") from error
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UsageError(f"{what}: {_in_one_line(error)}") from error
+
+
+def choices(name: str) -> dict[str, list[str]]:
+    """Groups that the configuration ``name`` chooses from, each with its choices."""
+    defaults = OmegaConf.load(conf_dir() / f"{name}.yaml").get("defaults", [])
+    groups = [re.sub(r"^(optional |override )", "", str(key)) for entry in defaults if entry != "_self_" for key in entry]
+    found = {}
+    for group in dict.fromkeys(groups):
+        folder = conf_dir() / group.partition("@")[0]
+        found[group] = sorted(
+            str(path.relative_to(folder).with_suffix("")) for path in folder.rglob("*.yaml") if path.is_file()
+        )
+    return found
+
+
+def to_yaml(config: DictConfig) -> str:
+    """The resolved configuration as YAML."""
+    return OmegaConf.to_yaml(config, resolve=True)
+
+
+def _require_given(config: DictConfig) -> None:
+    missing = sorted(OmegaConf.missing_keys(config))
+    if missing:
+        raise MissingMandatoryValue(f"{', '.join(missing)} must be given, for example {missing[0]}=...")
+
+
+def _in_one_line(error: BaseException) -> str:
+    """Hydra's and OmegaConf's messages span lines; keep what a person needs, with the key in front."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    key = next((line.partition(":")[2].strip() for line in lines if line.startswith("full_key:")), "")
+    noise = ("full_key:", "object_type=", "reference_type=", "See https", "To append")
+    text = " ".join(line for line in lines if not line.startswith(noise))
+    return f"{key}: {text}" if key and key not in text else text

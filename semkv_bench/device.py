@@ -1,0 +1,68 @@
+"""What the machine offers: memory that a sweep may use, and a description for the record."""
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from semkv_bench import __version__
+
+__all__ = ["describe", "memory_total"]
+
+_PACKAGES = ("torch", "transformers", "triton", "datasets", "numpy", "scipy", "tokenizers")
+
+
+def memory_total(device: torch.device) -> int:
+    """Bytes of memory of ``device``: the GPU's, or the machine's within the limit of its control group.
+
+    The total and not what is free at the moment, so that a rerun splits the settings in the same way.
+    """
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return min(psutil.virtual_memory().total, _cgroup_limit())
+
+
+def describe(device: torch.device) -> dict[str, Any]:
+    """Versions, processor and device, for ``environment.json``."""
+    return {
+        "semkv_bench": __version__,
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in _PACKAGES},
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "memory_gib": round(memory_total(torch.device("cpu")) / 2**30, 1),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "cuda": torch.version.cuda,
+    }
+
+
+def _cgroup_limit() -> float:
+    for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            return int(Path(name).read_text())
+        except (OSError, ValueError):
+            continue
+    return float("inf")
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

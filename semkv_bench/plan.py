@@ -1,0 +1,146 @@
+"""From configuration to plan: the settings, the examples and the protocol they are fixed in."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from semkv_bench.config import build
+from semkv_bench.engine import EngineOptions
+from semkv_bench.errors import UsageError
+from semkv_bench.models import EmbeddedModel, ModelShape, PretrainedModel
+from semkv_bench.protocols import Prefill
+from semkv_bench.quantizers import Quantizer
+from semkv_bench.settings import FULL, Setting, uniform_settings
+from semkv_bench.stats import StatsOptions
+from semkv_bench.tasks import Example, Task
+
+__all__ = ["Plan", "make_plan", "quantizers", "planned_settings", "prompt_hash", "stats_options"]
+
+# Where a batch of settings runs and how it is split changes no result by more than rounding.
+_NOT_PROTOCOL = {"engine": ("memory_fraction", "max_rows", "prefill_chunk"), "model": ("device_map", "_target_")}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything a sweep needs to know before weights are loaded."""
+
+    source: PretrainedModel | EmbeddedModel
+    shape: ModelShape
+    settings: tuple[Setting, ...]
+    task: Task
+    examples: tuple[Example, ...]
+    runner: Prefill
+    engine: EngineOptions
+    protocol: dict[str, Any]
+
+
+def make_plan(config: DictConfig) -> Plan:
+    """Build and check all parts; the tokenizer is loaded, weights are not.
+
+    Raises:
+        UsageError: a value that cannot work, for example a group that does not divide the head.
+        MissingError: model or data files that are not there.
+    """
+    settings = planned_settings(config)
+    engine = EngineOptions(**OmegaConf.to_container(config.engine))
+    stats = stats_options(config)
+    runner = build(config.protocol, "protocol")
+    task = build(config.task, "task")
+    source = build(config.model, "model")
+    shape = source.shape()
+    for setting in settings:
+        setting.check(shape.head_dim)
+    if not shape.quantized_layers:
+        raise UsageError(f"{source.name} has no full-attention layer to quantize")
+    examples = task.examples(
+        source.tokenizer(), list(config.seeds), config.per_task, config.max_prompt_tokens, config.max_new_tokens
+    )
+    _check_lengths(examples, shape)
+    protocol = {
+        "model": source.name,
+        "model_config": _decided(config, "model"),
+        "quantizer": _decided(config, "quantizer"),
+        "value_quantizer": _decided(config, "value_quantizer"),
+        "protocol": runner.name,
+        "layers": {"total": shape.layers, "quantized": len(shape.quantized_layers)},
+        "head_dim": shape.head_dim,
+        "settings": {setting.name: _described(setting, shape.head_dim) for setting in settings},
+        "task": _decided(config, "task"),
+        "tasks": sorted({example.task for example in examples}),
+        "chance": {name: float(task.chance[name]) for name in task.names if name in task.chance},
+        "prompts": task.prompt_source,
+        "seeds": list(config.seeds),
+        "per_task": config.per_task,
+        "max_prompt_tokens": config.max_prompt_tokens,
+        "max_new_tokens": config.max_new_tokens,
+        "examples": {"count": len(examples), "sha256": _digest(examples)},
+        "engine": _decided(config, "engine"),
+        "stats": asdict(stats),
+    }
+    return Plan(source, shape, settings, task, tuple(examples), runner, engine, protocol)
+
+
+def quantizers(config: DictConfig) -> tuple[Quantizer, Quantizer]:
+    """Quantizers of the keys and of the values."""
+    keys = build(config.quantizer, "quantizer")
+    values = keys.for_values() if config.value_quantizer is None else build(config.value_quantizer, "value_quantizer")
+    return keys, values
+
+
+def planned_settings(config: DictConfig) -> tuple[Setting, ...]:
+    """``full``, the uniform grid and what the allocation adds, with distinct names."""
+    keys, values = quantizers(config)
+    grid = uniform_settings(keys, values, *(_plain(config.grid[k]) for k in ("levels", "key_levels", "value_levels")))
+    settings = (FULL, *grid, *build(config.allocation, "allocation").settings(keys, values))
+    names = [setting.name for setting in settings]
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise UsageError(f"the sweep holds {', '.join(repeated)} more than once")
+    return settings
+
+
+def stats_options(config: DictConfig) -> StatsOptions:
+    """Statistics fixed by the configuration."""
+    return StatsOptions(**OmegaConf.to_container(config.stats))
+
+
+def prompt_hash(example: Example) -> str:
+    """Short SHA-256 of the token ids that are fed."""
+    return hashlib.sha256(json.dumps(list(example.input_ids)).encode()).hexdigest()[:16]
+
+
+def _check_lengths(examples: Sequence[Example], shape: ModelShape) -> None:
+    if not examples:
+        raise UsageError("no examples: the task, subset and per_task chosen leave nothing to run")
+    longest = max(examples, key=lambda example: len(example.input_ids) + example.max_new_tokens)
+    needed = len(longest.input_ids) + longest.max_new_tokens
+    if shape.max_positions is not None and needed > shape.max_positions:
+        raise UsageError(
+            f"{longest.task} {longest.example_id} needs {needed} positions, the model has {shape.max_positions}; "
+            f"cap the prompts with max_prompt_tokens={shape.max_positions - longest.max_new_tokens}"
+        )
+    short = next((example for example in examples if len(example.input_ids) < 2), None)
+    if short is not None:
+        raise UsageError(f"{short.task} {short.example_id} has a prompt of fewer than two tokens")
+
+
+def _decided(config: DictConfig, group: str) -> Any:
+    node = _plain(config[group])
+    dropped = _NOT_PROTOCOL.get(group, ())
+    return {key: value for key, value in node.items() if key not in dropped} if isinstance(node, dict) else node
+
+
+def _plain(node: Any) -> Any:
+    return OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+
+
+def _described(setting: Setting, head_dim: int) -> dict[str, Any]:
+    return {"kind": setting.kind, "quantizer": setting.quantizer, **asdict(setting.storage(head_dim))}
+
+
+def _digest(examples: Sequence[Example]) -> str:
+    content = [(e.task, e.example_id, e.seed, e.turn, e.input_ids, e.max_new_tokens, e.answers) for e in examples]
+    return hashlib.sha256(json.dumps(content, ensure_ascii=False).encode()).hexdigest()

@@ -1,0 +1,233 @@
+"""The run folder: what was decided is written first, records are appended, and a killed run continues."""
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import pandas as pd
+import yaml
+
+from semkv_bench.errors import MissingError, SemkvError, UsageError
+
+__all__ = ["RunFolder", "protocol_hash", "read_run"]
+
+_UNIT = ("task", "example_id", "seed")
+_EXTRA_TOP = frozenset({"hash"})
+
+
+def protocol_hash(protocol: Mapping[str, Any]) -> str:
+    """SHA-256 of a protocol's content (keys sorted, its own ``hash`` left out)."""
+    content = {key: value for key, value in protocol.items() if key not in _EXTRA_TOP}
+    return hashlib.sha256(json.dumps(content, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+
+
+@dataclass
+class RunFolder:
+    """A folder that one or several processes append records to.
+
+    Each process writes a ``records-N.jsonl`` of its own, held by a lock. The records of one example under all
+    settings form a unit; a unit cut short by a kill is taken out and done again.
+    """
+
+    path: Path
+    protocol: dict[str, Any]
+    done: set[tuple[str, str, int]] = field(default_factory=set)
+    _file: IO[bytes] | None = None
+
+    @classmethod
+    def open(cls, path: Path, protocol: Mapping[str, Any], config_yaml: str) -> "RunFolder":
+        """Create the folder, or continue the run of the same protocol in it.
+
+        Raises:
+            UsageError: the folder holds something else, or a run of another protocol.
+            SemkvError: it cannot be written.
+        """
+        sealed = {**protocol, "hash": protocol_hash(protocol)}
+        with _explained(path):
+            path.mkdir(parents=True, exist_ok=True)
+            if (path / "protocol.yaml").exists():
+                _require_same(path, sealed)
+            elif any(path.iterdir()) and not _only_scratch(path):
+                raise UsageError(f"{path} is not empty and not a run folder; choose another out=DIR")
+            else:
+                _write_atomically(path / "config.yaml", config_yaml)
+                _write_atomically(path / "protocol.yaml", _dump(sealed))
+        return cls(path, sealed)
+
+    def start(self) -> None:
+        """Take a records file for this process, repair what a kill left, and learn what is done."""
+        with _explained(self.path):
+            self._file = self._claim()
+            self.done = {unit for file in self._files() for unit in _complete_units(file, self._unit_size)}
+
+    def refresh(self) -> None:
+        """Learn what other processes have finished meanwhile."""
+        self.done |= {unit for file in self._files() for unit in _complete_units(file, self._unit_size)}
+
+    def append(self, unit: Sequence[Mapping[str, Any]]) -> None:
+        """Append the records of one example, all or none.
+
+        Raises:
+            SemkvError: the disk is full or the folder gone; what was there before stays intact.
+        """
+        lines = "".join(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n" for record in unit)
+        before = self._file.seek(0, os.SEEK_END)
+        try:
+            with _explained(self.path):
+                self._file.write(lines.encode())
+                self._file.flush()
+                os.fsync(self._file.fileno())
+        except SemkvError:
+            os.truncate(self._file.fileno(), before)
+            raise
+        self.done.add(tuple(unit[0][name] for name in _UNIT))
+
+    def close(self) -> None:
+        """Release the records file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def write_environment(self, environment: Mapping[str, Any]) -> None:
+        """Note what the run was done on; a resumed run appends to the list of sessions."""
+        target = self.path / "environment.json"
+        sessions = json.loads(target.read_text())["sessions"] if target.exists() else []
+        with _explained(self.path):
+            content = {"sessions": [*sessions, dict(environment)]}
+            _write_atomically(target, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+
+    @property
+    def complete(self) -> bool:
+        """Are all planned examples recorded?"""
+        units = {unit for file in self._files() for unit in _complete_units(file, self._unit_size)}
+        return len(units) >= self.protocol["examples"]["count"]
+
+    @property
+    def _unit_size(self) -> int:
+        return len(self.protocol["settings"])
+
+    def _files(self) -> list[Path]:
+        return sorted(self.path.glob("records-*.jsonl"))
+
+    def _claim(self) -> IO[bytes]:
+        for number in range(10_000):
+            path = self.path / f"records-{number}.jsonl"
+            file = path.open("ab+")
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                file.close()
+                continue
+            _repair(file, self._unit_size)
+            return file
+        raise SemkvError(f"{self.path} has ten thousand writers at once")
+
+
+def read_run(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Records and protocol of a run folder; units cut short are left out.
+
+    Raises:
+        MissingError: there is no run, or nothing recorded yet.
+        UsageError: its files do not parse or do not fit together.
+    """
+    if not (path / "protocol.yaml").exists():
+        raise MissingError(f"{path} is not a run folder (no protocol.yaml); give run=DIR of a sweep")
+    try:
+        protocol = yaml.safe_load((path / "protocol.yaml").read_text())
+        recorded = protocol["hash"]
+        size = len(protocol["settings"])
+    except (yaml.YAMLError, KeyError, TypeError) as error:
+        raise UsageError(f"{path / 'protocol.yaml'} is damaged: {str(error).splitlines()[0]}") from error
+    if protocol_hash(protocol) != recorded:
+        raise UsageError(f"{path / 'protocol.yaml'} was changed after it was written: its hash does not match")
+    records: list[dict[str, Any]] = []
+    for file in sorted(path.glob("records-*.jsonl")):
+        for unit in _units(file.read_bytes(), file):
+            if len(unit) == size:
+                records.extend(unit)
+    if not records:
+        raise MissingError(f"{path} holds no finished example yet; run the sweep again to continue it")
+    frame = pd.DataFrame.from_records(records)
+    # Two processes may have answered the same example; the first file wins.
+    return frame.drop_duplicates([*_UNIT, "turn", "setting"], ignore_index=True), protocol
+
+
+def _complete_units(path: Path, size: int) -> Iterable[tuple[str, str, int]]:
+    for unit in _units(path.read_bytes(), path):
+        if len(unit) == size:
+            yield tuple(unit[0][name] for name in _UNIT)
+
+
+def _units(content: bytes, path: Path) -> list[list[dict[str, Any]]]:
+    """Consecutive records of the same example; a torn last line is left out."""
+    units: list[list[dict[str, Any]]] = []
+    lines = content.split(b"\n")
+    for number, line in enumerate(lines[:-1], start=1):
+        try:
+            record = json.loads(line)
+            key = [record[name] for name in _UNIT]
+        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+            raise UsageError(f"{path}, line {number}: not a record ({error})") from error
+        if units and [units[-1][0][name] for name in _UNIT] == key:
+            units[-1].append(record)
+        else:
+            units.append([record])
+    return units
+
+
+def _repair(file: IO[bytes], size: int) -> None:
+    """Cut a torn last line and an unfinished last unit."""
+    file.seek(0)
+    content = file.read()
+    keep = content.rfind(b"\n") + 1
+    units = _units(content[:keep], Path(file.name))
+    if units and len(units[-1]) != size:
+        for _ in units[-1]:
+            keep = content.rfind(b"\n", 0, keep - 1) + 1
+    if keep != len(content):
+        os.truncate(file.fileno(), keep)
+
+
+def _require_same(path: Path, sealed: Mapping[str, Any]) -> None:
+    present = yaml.safe_load((path / "protocol.yaml").read_text())
+    if not isinstance(present, dict) or present.get("hash") != protocol_hash(present):
+        raise UsageError(f"{path / 'protocol.yaml'} was changed after it was written; choose another out=DIR")
+    if present["hash"] != sealed["hash"]:
+        changed = sorted(key for key in {*present, *sealed} - {"hash"} if present.get(key) != sealed.get(key))
+        raise UsageError(
+            f"{path} holds a run of another protocol (different: {', '.join(changed)}); choose another out=DIR"
+        )
+
+
+def _only_scratch(path: Path) -> bool:
+    return all(entry.name in {"config.yaml"} or entry.name.endswith(".tmp") for entry in path.iterdir())
+
+
+def _dump(content: Mapping[str, Any]) -> str:
+    return yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True, width=110)
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    scratch = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        scratch.write_text(text, encoding="utf-8")
+        os.replace(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+@contextmanager
+def _explained(path: Path):
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise SemkvError(
+            f"cannot write {path}: {reason}; what is recorded is safe, run the same command again to continue"
+        ) from error

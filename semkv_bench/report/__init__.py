@@ -1,0 +1,10 @@
+"""The report of a run: verdict sentence, tables, figures, and the files that carry them.
+
+``write`` makes report.json, report.md, report.html and the figures; ``show`` prints the same to a terminal.
+"""
+
+from semkv_bench.report.document import write
+from semkv_bench.report.terminal import show
+from semkv_bench.report.verdict import headline, limits
+
+__all__ = ["headline", "limits", "show", "write"]

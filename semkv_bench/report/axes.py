@@ -1,0 +1,169 @@
+"""What all figures share: style, colours, a bits axis whose labels never overlap, saving, inlining.
+
+Colours are those of Okabe and Ito, told apart with any common colour blindness. Every colour is drawn from
+``PALETTE`` so that a figure set into a page can follow the page's light or dark theme.
+"""
+
+import contextlib
+import io
+import re
+import warnings
+from collections.abc import Iterator
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+__all__ = [
+    "FIGURE_SIZE",
+    "PALETTE",
+    "SERIES_COLOURS",
+    "drawing",
+    "inline_svg",
+    "new_figure",
+    "png_bytes",
+    "set_bits_axis",
+    "svg_text",
+]
+
+PALETTE = {
+    "ink": "#1c2430",
+    "muted": "#5b6573",
+    "line": "#d9dee5",
+    "surface": "#fefefe",
+    "blue": "#0072b2",
+    "orange": "#e69f00",
+    "green": "#009e73",
+    "purple": "#cc79a7",
+    "vermillion": "#d55e00",
+    "sky": "#56b4e9",
+}
+SERIES_COLOURS = ("blue", "orange", "purple", "green", "sky", "vermillion")
+FIGURE_SIZE = (5.6, 4.0)  # inches; small, so that the text stays readable on a narrow screen
+
+_STYLE = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 9.5,
+    "axes.titlesize": 10.5,
+    "axes.titleweight": "bold",
+    "axes.labelsize": 9.5,
+    "axes.labelcolor": PALETTE["ink"],
+    "axes.edgecolor": PALETTE["muted"],
+    "axes.facecolor": PALETTE["surface"],
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "grid.color": PALETTE["line"],
+    "grid.linewidth": 0.7,
+    "text.color": PALETTE["ink"],
+    "text.parse_math": False,
+    "xtick.color": PALETTE["muted"],
+    "xtick.labelcolor": PALETTE["ink"],
+    "xtick.labelsize": 8.5,
+    "ytick.color": PALETTE["muted"],
+    "ytick.labelcolor": PALETTE["ink"],
+    "ytick.labelsize": 8.5,
+    "legend.fontsize": 8.5,
+    "legend.frameon": False,
+    "figure.facecolor": PALETTE["surface"],
+    "svg.fonttype": "path",
+    "savefig.facecolor": PALETTE["surface"],
+}
+_TICK_PAD = 4.0
+_ROWS = 3
+_NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
+
+
+@contextlib.contextmanager
+def drawing(salt: str) -> Iterator[None]:
+    """The style of the figures, whatever the user's matplotlib settings; they are put back at the end.
+
+    ``salt`` seeds the identifiers inside the SVG, which makes its bytes repeatable.
+    """
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"Glyph .* missing from font")
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update({**_STYLE, "svg.hashsalt": salt})
+        yield
+
+
+def new_figure(title: str, x_label: str, y_label: str) -> tuple[Figure, Axes]:
+    """An empty figure with one pair of axes, drawn off screen; call inside ``drawing``."""
+    figure = Figure(figsize=FIGURE_SIZE, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.set_title(title, loc="left", pad=20)
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    axes.grid(True, axis="y")
+    return figure, axes
+
+
+def set_bits_axis(axes: Axes, bits: list[float], labels: list[str], first: list[float]) -> None:
+    """Tick every grid point and label as many as fit, in up to three rows below the axis.
+
+    ``first`` are the points whose labels are placed before all others. Set the limits of the axis before.
+    """
+    axes.set_xticks(bits, labels=labels, linespacing=1.15)
+    figure = axes.get_figure()
+    figure.canvas.draw()
+    renderer = figure.canvas.get_renderer()
+    ticks = axes.xaxis.get_major_ticks()[: len(bits)]
+    boxes = [tick.label1.get_window_extent(renderer) for tick in ticks]
+    row_height = max((box.height for box in boxes), default=0.0) * 72 / figure.dpi + 3
+    order = sorted(range(len(bits)), key=lambda index: (bits[index] not in first, bits[index] % 1 > 1e-9, bits[index]))
+    rows: list[list] = [[] for _ in range(_ROWS)]
+    blank = list(labels)
+    for index in order:
+        row = _free_row(rows, boxes[index], gap=4 * figure.dpi / 72)
+        if row is None:
+            blank[index] = ""
+            continue
+        rows[row].append(boxes[index])
+        ticks[index].set_pad(_TICK_PAD + row * row_height)
+    axes.set_xticks(bits, labels=blank, linespacing=1.15)
+
+
+def _free_row(rows: list[list], box, gap: float) -> int | None:
+    for number, row in enumerate(rows):
+        if all(box.x1 + gap <= other.x0 or other.x1 + gap <= box.x0 for other in row):
+            return number
+    return None
+
+
+def svg_text(figure: Figure) -> str:
+    """The figure as a stand-alone SVG file: no date, the same bytes each time."""
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata=_NO_METADATA)
+    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
+
+
+def png_bytes(figure: Figure) -> bytes:
+    """The figure as a PNG of 200 dots per inch."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=200, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def inline_svg(svg: str, name: str, title: str, description: str) -> str:
+    """An SVG for the inside of an HTML page: themed by CSS variables, with alternative text, without addresses.
+
+    ``title`` and ``description`` must be escaped already. Identifiers get ``name`` as a prefix, since
+    several figures share the page.
+    """
+    svg = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>", "", svg, flags=re.S)
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r'\bid="', f'id="{name}-', svg)
+    svg = re.sub(r"url\(#", f"url(#{name}-", svg)
+    svg = re.sub(r'(?:xlink:)?href="#', f'href="#{name}-', svg)
+    for variable, colour in PALETTE.items():
+        svg = svg.replace(colour, f"var(--{variable})")
+    view_box = re.search(r'viewBox="[^"]*"', svg).group(0)
+    head = (
+        f'<svg {view_box} role="img" aria-labelledby="{name}-title {name}-description">'
+        f'<title id="{name}-title">{title}</title><desc id="{name}-description">{description}</desc>'
+    )
+    body = svg[svg.index(">", svg.index("<svg")) + 1 :]
+    return head + re.sub(r"\n\s*", "\n", body).strip()

@@ -1,0 +1,246 @@
+"""What the written reports say beside their tables: key numbers, samples, what was run, how to read it."""
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from semkv_bench.report.formatting import (
+    bits_text,
+    clean,
+    count,
+    effective_text,
+    fixed,
+    grid_point,
+    interval,
+    join,
+    known,
+    ratio,
+)
+from semkv_bench.report.verdict import interval_words
+
+__all__ = ["Card", "Prediction", "Sample", "cards", "reading_notes", "run_facts", "samples"]
+
+_LONGEST_PREDICTION = 600
+_MOST_TASKS_NAMED = 24
+
+
+@dataclass(frozen=True)
+class Card:
+    """One key number: what it is, the number, and a line that explains it."""
+
+    title: str
+    value: str
+    note: str
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What one setting answered."""
+
+    setting: str
+    role: str
+    score: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One example and its predictions, the reference first."""
+
+    task: str
+    example_id: str
+    predictions: tuple[Prediction, ...]
+
+
+def cards(report: dict) -> list[Card]:
+    """The key numbers of ``report`` in reading order."""
+    reference = next((row for row in report["settings"] if row["kind"] == "full"), None)
+    fixed_when = "fixed before the run" if report["preregistered"] else "not fixed before the run"
+    made = [_cliff_card(report), _point_card(report)]
+    if reference is not None:
+        bounds = interval(reference["score_ci"])
+        made.append(Card("Full-precision score", fixed(reference["score"]), f"interval {bounds}, scale 0 to 1"))
+    tasks = len(report["tasks"])
+    evidence = f"{count(report['n_clusters'])} independent, {tasks} task{'s' if tasks != 1 else ''}"
+    made.append(Card("Paired examples", count(report["n_examples"]), evidence))
+    made.append(Card("Margin", f"{report['margin']:g}", f"{fixed_when}; alpha {report['alpha']:g}"))
+    return made
+
+
+def _cliff_card(report: dict) -> Card:
+    cliff = report["cliff"]
+    likely = f"; bootstrap probability {fixed(cliff['probability'], 2)}" if known(cliff["probability"]) else ""
+    if cliff["status"] == "located":
+        ends = [grid_point(cliff[f"{end}_setting"], cliff[f"{end}_bits"], "") for end in ("lower", "upper")]
+        note = f"collapses at {ends[0]}, holds at {ends[1]}"
+        return Card("Cliff, code bits", interval_words(cliff["lower_bits"], cliff["upper_bits"]), note + likely)
+    where = {
+        "above_grid": ("above the grid", "the most bits tested already lose quality"),
+        "below_grid": ("below the grid", "the fewest bits tested still hold"),
+        "undetermined": ("not determined", "the evidence does not settle where it is"),
+    }
+    value, note = where[cliff["status"]]
+    return Card("Cliff, code bits", value, note + likely)
+
+
+def _point_card(report: dict) -> Card:
+    point = report["operating_point"]
+    if point is None:
+        return Card("Cheapest safe cache", "none", "no setting is shown to be equivalent to full")
+    if not known(point["effective_bits"]):
+        return Card("Cheapest safe cache", clean(point["setting"]), f"{bits_text(point['code_bits'])} code bits")
+    note = f"{effective_text(point['effective_bits'])} effective bits per value, {ratio(point['compression'], 1)} smaller"
+    return Card("Cheapest safe cache", clean(point["setting"]), note)
+
+
+def samples(report: dict, frame: pd.DataFrame, most: int = 6) -> list[Sample]:
+    """Examples that lost most at the cliff, with what the reference and both sides of it answered.
+
+    Spread over the tasks; empty where ``frame`` holds no predictions.
+    """
+    if "prediction" not in frame or frame["prediction"].isna().all():
+        return []
+    roles = _roles(report)
+    keys = [key for key in ("task", "example_id", "seed", "turn") if key in frame]
+    chosen = frame[frame["setting"].isin(list(roles)) & frame["prediction"].notna()].drop_duplicates([*keys, "setting"])
+    scores = chosen.set_index([*keys, "setting"])["score"].unstack("setting")
+    if report["reference"] not in scores or len(scores.columns) < 2:
+        return []
+    losing = next(name for name in reversed(list(roles)) if name in scores)
+    loss = (scores[report["reference"]] - scores[losing]).rename("loss").reset_index().dropna()
+    loss = loss.sort_values(["loss", *keys], ascending=[False] + [True] * len(keys), kind="stable")
+    loss["turn_of_task"] = loss.groupby("task").cumcount()
+    picked = loss.sort_values("turn_of_task", kind="stable").head(most)
+    by_key = {key: part for key, part in chosen.groupby(keys, sort=False)}
+    return [_sample(tuple(row[key] for key in keys), by_key, roles) for _, row in picked.iterrows()]
+
+
+def _roles(report: dict) -> dict[str, str]:
+    """Settings to show, and why: the reference, one that holds, one that collapses."""
+    cliff, point = report["cliff"], report["operating_point"]
+    roles = {report["reference"]: "reference"}
+    holds = cliff["upper_setting"] or (point["setting"] if point else None)
+    if holds:
+        roles.setdefault(holds, "holds")
+    grid = [row for row in report["settings"] if row["kind"] == "uniform" and known(row["code_bits"])]
+    lowest = min(grid, key=lambda row: row["code_bits"])["setting"] if grid else None
+    collapses = cliff["lower_setting"] or lowest
+    if collapses:
+        roles.setdefault(collapses, "collapses" if cliff["lower_setting"] else "fewest bits")
+    return roles
+
+
+def _sample(key: tuple, by_key: dict, roles: dict[str, str]) -> Sample:
+    part = by_key[key].set_index("setting")
+    predictions = tuple(
+        Prediction(clean(name), role, fixed(float(part.loc[name, "score"])), _cut(part.loc[name, "prediction"]))
+        for name, role in roles.items()
+        if name in part.index
+    )
+    return Sample(clean(key[0]), clean(key[1]), predictions)
+
+
+def _cut(text: object) -> str:
+    text = clean(text, keep_lines=True)
+    left = len(text) - _LONGEST_PREDICTION
+    return text if left <= 0 else f"{text[:_LONGEST_PREDICTION]} … ({left:,} more characters)"
+
+
+def run_facts(report: dict, context: dict) -> list[tuple[str, str]]:
+    """What was run, on what and when, as far as ``context`` says."""
+    tasks = [clean(task) for task in sorted(report["tasks"])]
+    if len(tasks) > _MOST_TASKS_NAMED:
+        tasks = [*tasks[:_MOST_TASKS_NAMED], f"{len(tasks) - _MOST_TASKS_NAMED} more"]
+    facts = [
+        ("Model", report["model"]),
+        ("Quantizer", report["quantizer"]),
+        ("Protocol", report["protocol"]),
+        ("Tasks", tasks),
+        ("Prompts", context.get("prompts")),
+        ("Seeds", context.get("seeds")),
+        ("Records from", context.get("source")),
+    ]
+    facts = [(name, _words(value)) for name, value in facts]
+    facts += [(name.replace("_", " ").capitalize(), words) for name, words in _flat(context.get("environment") or {})]
+    return [(name, words) for name, words in facts if words]
+
+
+def _words(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, list):
+        return ", ".join(clean(item) for item in value)
+    return clean(value)
+
+
+def _flat(tree: dict, prefix: str = "") -> list[tuple[str, str]]:
+    rows = []
+    for key, value in tree.items():
+        name = f"{prefix} {clean(key)}".strip()
+        rows += _flat(value, name) if isinstance(value, dict) else [(name, _words(value))]
+    return rows
+
+
+def reading_notes(report: dict) -> list[tuple[str, str]]:
+    """The method in plain words, with the numbers of this report."""
+    average = {
+        "macro": "The score is the mean of the task means, so every task counts the same.",
+        "micro": "The score is the mean over all examples, so large tasks count more.",
+    }[report["average"]]
+    margin, alpha = f"{report['margin']:g}", f"{report['alpha']:g}"
+    when = (
+        "It was fixed before the first record was made."
+        if report["preregistered"]
+        else "It was not fixed before the records were made; take the verdicts as exploratory."
+    )
+    return [
+        (
+            "Bits",
+            "A cache value stored with L levels costs log2(L) code bits. Effective bits are what is really stored: "
+            "codes packed into whole bits, plus scales, zero points or norms. Compression is 16 divided by them.",
+        ),
+        (
+            "Score and difference",
+            f"{average} Every setting answers the same prompts as full precision, and the difference is taken example "
+            "by example, so prompts that are hard for both cancel out.",
+        ),
+        (
+            "Clusters",
+            "An example with all its seeds is one cluster, and intervals are formed over clusters. Identical repeats "
+            "of a greedy run add no evidence and are counted once.",
+        ),
+        (
+            "Margin",
+            f"A loss below {margin} on the 0 to 1 scale is agreed to be of no consequence. {when}",
+        ),
+        (
+            "Equivalence",
+            "Two one-sided tests (TOST) ask whether the loss and the gain are both smaller than the margin. "
+            f"Their p-values are Holm-adjusted over all settings and compared with alpha = {alpha}. "
+            "A large p-value does not show a loss: it shows that the sample does not settle the question.",
+        ),
+        ("Verdicts", _verdict_note(margin)),
+        (
+            "Cliff",
+            "The interval between the highest grid point that is degraded, with all below it, and the lowest that "
+            "holds, with all above it. Its probability is the share of bootstrap resamples that put it there.",
+        ),
+        (
+            "Runaway and KL",
+            "A runaway generation hits its token limit or loops. KL is the mean divergence of the next-token "
+            "distributions from full precision. Both are witnesses beside the score; neither decides a verdict.",
+        ),
+    ]
+
+
+def _verdict_note(margin: str) -> str:
+    meanings = [
+        f"equivalent: the difference is shown to lie within {margin}",
+        "floor: within the margin, yet detectably below full",
+        "degraded: a loss beyond the margin is shown",
+        "inconclusive: the sample is too small to tell",
+    ]
+    return (
+        f"{join(meanings).capitalize()}. Insensitive means that the run could not have seen a loss, because nothing "
+        "in it collapsed or full precision does not do the task."
+    )

@@ -1,0 +1,168 @@
+"""report.json, report.md, report.html and the figures of one report."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import jinja2
+import pandas as pd
+import yaml
+from markupsafe import Markup, escape
+
+from semkv_bench import __version__
+from semkv_bench.errors import SemkvError
+from semkv_bench.report.axes import inline_svg
+from semkv_bench.report.content import cards, reading_notes, run_facts, samples
+from semkv_bench.report.figures import FIGURE_NAMES, Drawn, draw_all
+from semkv_bench.report.files import write_all
+from semkv_bench.report.formatting import DASH, clean, fixed, known, plain_data, signed, signed_interval
+from semkv_bench.report.tables import (
+    VERDICT_SIGNS,
+    detail_table,
+    interval_table,
+    settings_table,
+    task_rows,
+    tested_settings,
+)
+from semkv_bench.report.verdict import cliff_words, headline, limits, operating_point_words, subject
+
+__all__ = ["json_bytes", "write"]
+
+# An underscore inside a word means nothing in GitHub's Markdown and stays readable unescaped.
+_MARKDOWN_SIGNS = re.compile(r"[\\`*\[\]|~$]|(?<![0-9A-Za-z])_|_(?![0-9A-Za-z])")
+
+
+def write(report: dict, frame: pd.DataFrame, context: dict, out: Path) -> dict[str, Path]:
+    """Write the whole report into the folder ``out`` and return the path of every file by its name there.
+
+    ``report`` is of schema 1, ``frame`` holds the records it came from (predictions are quoted from it), and
+    ``context`` says what was run (``source``, ``config``, ``protocol``, ``environment``, ``prompts``,
+    ``seeds``, all optional). report.json depends on ``report`` alone, to the byte. Raises SemkvError where a
+    file cannot be written; earlier files are then left as they were.
+    """
+    report, context, out = plain_data(report), plain_data(context), Path(out)
+    figures = draw_all(report)
+    page = _page(report, frame, context, figures)
+    contents = {
+        "report.json": json_bytes(report),
+        "report.md": _render("report.md.j2", page),
+        "report.html": _render("report.html.j2", page),
+    }
+    for figure in figures:
+        contents[f"figures/{figure.name}.svg"] = figure.svg.encode()
+        contents[f"figures/{figure.name}.png"] = figure.png
+    paths = write_all(out, contents)
+    _remove_stale(out, {figure.name for figure in figures})
+    return paths
+
+
+def json_bytes(report: dict) -> bytes:
+    """``report`` as JSON: sorted keys, null for NaN and infinity, a line break at the end."""
+    return (json.dumps(plain_data(report), sort_keys=True, indent=2, allow_nan=False) + "\n").encode()
+
+
+def _remove_stale(out: Path, drawn: set[str]) -> None:
+    """Figures of an earlier report in the same folder must not stand beside this one."""
+    for name in set(FIGURE_NAMES) - drawn:
+        for suffix in ("svg", "png"):
+            path = out / "figures" / f"{name}.{suffix}"
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                raise SemkvError(f"cannot remove {path}: {error.strerror or error}") from error
+
+
+def _page(report: dict, frame: pd.DataFrame, context: dict, figures: list[Drawn]) -> dict:
+    return {
+        "title": f"KV-cache cliff report: {subject(report)}",
+        "headline": headline(report),
+        "limits": limits(report),
+        "cards": cards(report),
+        "figures": figures,
+        "settings": settings_table(report),
+        "details": detail_table(report),
+        "verdict_signs": VERDICT_SIGNS,
+        "operating_point": report["operating_point"]["setting"] if report["operating_point"] else None,
+        "cliff": cliff_words(report),
+        "intervals": interval_table(report),
+        "point": operating_point_words(report),
+        "confirmation": "",
+        "tasks": _tasks(report),
+        "samples": samples(report, frame),
+        "facts": run_facts(report, context),
+        "notes": reading_notes(report),
+        "configurations": _configurations(context),
+        "margin": report["margin"],
+        "version": __version__,
+    }
+
+
+def _tasks(report: dict) -> dict:
+    """The table of tasks: settings across, tasks down, the reference first."""
+    names = [report["reference"], *(row["setting"] for row in tested_settings(report))]
+    rows = [(clean(task), [_task_cell(result, report["margin"]) for result in results]) for task, results in task_rows(report, names)]
+    return {"settings": [clean(name) for name in names], "rows": rows}
+
+
+def _task_cell(result: dict | None, margin: float) -> dict:
+    if result is None:
+        return {"score": DASH, "diff": "", "bounds": "", "shade": ""}
+    diff = result["diff"]
+    bounds = signed_interval(result["diff_ci"], 2)
+    return {
+        "score": fixed(result["score"]),
+        "diff": signed(diff) if known(diff) else "",
+        "bounds": "" if bounds == DASH else bounds,
+        "shade": _shade(diff, margin) if known(diff) else "",
+    }
+
+
+def _shade(diff: float, margin: float) -> str:
+    """How far a difference is beyond the margin, as the name of a background."""
+    if abs(diff) <= margin:
+        return ""
+    if diff > 0:
+        return "gain"
+    return "loss-1" if -diff <= 3 * margin else "loss-2" if -diff <= 6 * margin else "loss-3"
+
+
+def _configurations(context: dict) -> list[tuple[str, str]]:
+    named = [("Configuration", context.get("config")), ("Protocol fixed beforehand", context.get("protocol"))]
+    return [
+        (title, clean(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True), keep_lines=True))
+        for title, tree in named
+        if tree
+    ]
+
+
+def _render(name: str, page: Mapping) -> bytes:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("semkv_bench.report", "templates"),
+        autoescape=lambda template: template is not None and ".html" in template,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters.update(md=_markdown, minus=_minus, inline=_inline, slug=_slug)
+    return environment.get_template(name).render(page).encode("utf-8", "replace")
+
+
+def _markdown(text: str) -> str:
+    """``text`` so that Markdown shows it as it is, also in a table cell."""
+    return _MARKDOWN_SIGNS.sub(r"\\\g<0>", str(escape(clean(text)))).strip()
+
+
+def _minus(text: str) -> str:
+    """Numbers with a real minus sign, as the page's proportional type asks for."""
+    return text.replace("-", "\u2212")
+
+
+def _inline(figure: Drawn) -> Markup:
+    description = str(escape(figure.description))
+    return Markup(inline_svg(figure.svg, figure.name, str(escape(figure.title)), description))
+
+
+def _slug(title: str) -> str:
+    return "".join(character if character.isalnum() else "-" for character in title.lower())

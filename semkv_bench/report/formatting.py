@@ -1,0 +1,205 @@
+"""How one value of a report is written: enough digits to decide by, none that mean nothing."""
+
+import math
+import re
+import unicodedata
+
+__all__ = [
+    "DASH",
+    "bits_text",
+    "clean",
+    "count",
+    "divergence",
+    "effective_text",
+    "family",
+    "fixed",
+    "grid_point",
+    "interval",
+    "join",
+    "known",
+    "levels_of",
+    "p_value",
+    "percent",
+    "plain_data",
+    "ratio",
+    "shorten",
+    "signed",
+    "signed_interval",
+]
+
+DASH = "–"
+
+_UNIFORM_NAME = re.compile(r"^(?P<family>.+?)-L(?P<levels>\d+)$")
+_FAMILY = re.compile(r"^(?P<family>.+?)-[LK]\d")
+# A foreign file may give 2.32 for log2(5); beyond 64 levels neighbours are too close for that.
+_BITS_TOLERANCE = 0.006
+_MOST_GUESSED_LEVELS = 64
+
+
+def known(value: object) -> bool:
+    """Whether ``value`` is a finite number."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def fixed(value: float | None, digits: int = 3) -> str:
+    """``digits`` decimals, an en dash for a missing value, never a negative zero."""
+    if not known(value):
+        return DASH
+    return f"{round(value, digits) + 0.0:.{digits}f}"
+
+
+def signed(value: float | None, digits: int = 3) -> str:
+    """Like ``fixed`` with a plus sign, for differences."""
+    if not known(value):
+        return DASH
+    rounded = round(value, digits) + 0.0
+    return f"{rounded:+.{digits}f}" if rounded else f"{0.0:.{digits}f}"
+
+
+def interval(pair: object, digits: int = 3) -> str:
+    """``[low, high]``, or an en dash where an end is missing."""
+    return _interval(pair, digits, fixed)
+
+
+def signed_interval(pair: object, digits: int = 3) -> str:
+    """``[-low, +high]``, or an en dash where an end is missing."""
+    return _interval(pair, digits, signed)
+
+
+def _interval(pair, digits, write) -> str:
+    if not pair or not all(known(end) for end in pair):
+        return DASH
+    return f"[{write(pair[0], digits)}, {write(pair[1], digits)}]"
+
+
+def p_value(value: float | None) -> str:
+    """Three decimals, with ``<0.001`` and ``>0.999`` at the ends."""
+    if not known(value):
+        return DASH
+    if value < 0.001:
+        return "<0.001"
+    return ">0.999" if value > 0.999 else f"{value:.3f}"
+
+
+def percent(value: float | None) -> str:
+    """A share between 0 and 1 as a percentage with one decimal."""
+    return f"{100 * value:.1f}%" if known(value) else DASH
+
+
+def ratio(value: float | None, digits: int = 2) -> str:
+    """A compression ratio such as ``4.57x``."""
+    return f"{fixed(value, digits)}x" if known(value) else DASH
+
+
+def divergence(value: float | None) -> str:
+    """A KL divergence in nats: three significant digits, small ones with an exponent."""
+    if not known(value):
+        return DASH
+    if value == 0:
+        return "0"
+    if abs(value) < 0.001:
+        mantissa, exponent = f"{value:.1e}".split("e")
+        return f"{mantissa}e{int(exponent)}"
+    return f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
+
+
+def count(value: int | None) -> str:
+    """A whole number with thousands separators."""
+    return f"{value:,}" if known(value) else DASH
+
+
+def bits_text(value: float | None) -> str:
+    """Code bits inside a sentence: three decimals, trailing zeros dropped down to one."""
+    return _trimmed(value, 1)
+
+
+def effective_text(value: float | None) -> str:
+    """Effective bits inside a sentence: three decimals, trailing zeros dropped down to two."""
+    return _trimmed(value, 2)
+
+
+def _trimmed(value: float | None, fewest: int) -> str:
+    if not known(value):
+        return DASH
+    whole, decimals = f"{value:.3f}".split(".")
+    return f"{whole}.{decimals[:fewest]}{decimals[fewest:].rstrip('0')}"
+
+
+def levels_of(setting: str | None, code_bits: float | None, kind: str = "uniform") -> int | None:
+    """Number of levels of a uniform setting, from its name or else from its bits; None where it has none."""
+    if kind != "uniform":
+        return None
+    match = _UNIFORM_NAME.match(setting or "")
+    if match:
+        return int(match["levels"])
+    if not known(code_bits) or not 1 <= code_bits <= 8 or _FAMILY.match(setting or ""):
+        return None
+    levels = round(2**code_bits)
+    if levels > _MOST_GUESSED_LEVELS and code_bits != round(code_bits):
+        return None
+    return levels if abs(math.log2(levels) - code_bits) <= _BITS_TOLERANCE else None
+
+
+def family(setting: str) -> str | None:
+    """The quantizer in a setting's name (``affine-L5`` gives ``affine``); None where it names none."""
+    match = _FAMILY.match(setting)
+    return match["family"] if match else None
+
+
+def grid_point(setting: str | None, code_bits: float | None, unit: str = " bits") -> str:
+    """A point of the uniform grid in words, such as ``2.807 bits (L=7)``."""
+    levels = levels_of(setting, code_bits)
+    if levels is not None:
+        return f"{bits_text(code_bits)}{unit} (L={levels})"
+    return f"{bits_text(code_bits)}{unit}" + (f" ({clean(setting)})" if setting else "")
+
+
+def join(words: list[str], last: str = "and") -> str:
+    """``a``, ``a and b``, ``a, b and c``."""
+    if len(words) < 2:
+        return "".join(words)
+    return f"{', '.join(words[:-1])} {last} {words[-1]}"
+
+
+def clean(text: object, keep_lines: bool = False) -> str:
+    """Text of a user without what could act on a terminal or break a file.
+
+    Control and direction-changing characters and lone surrogates become U+FFFD, line breaks a space
+    unless ``keep_lines``.
+    """
+    text = str(text)
+    if keep_lines:
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+    return "".join(_safe(character, keep_lines) for character in text)
+
+
+def _safe(character: str, keep_lines: bool) -> str:
+    if character in "\n\r\t":
+        return character if keep_lines else " "
+    if unicodedata.category(character) in ("Cc", "Cs") or character in "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069":
+        return "\ufffd"
+    return character
+
+
+def shorten(text: str, width: int) -> str:
+    """``text`` with its middle left out where it is longer than ``width`` characters."""
+    if len(text) <= width:
+        return text
+    head = (width - 1) * 2 // 3
+    return f"{text[:head]}…{text[len(text) - (width - 1 - head):]}"
+
+
+def plain_data(value: object) -> object:
+    """``value`` as plain JSON data: numpy scalars unwrapped, NaN and infinity as None, unknown types as text."""
+    if isinstance(value, dict) or hasattr(value, "items"):
+        return {str(key): plain_data(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        items = sorted(value, key=str) if isinstance(value, (set, frozenset)) else value
+        return [plain_data(item) for item in items]
+    if hasattr(value, "tolist"):
+        return plain_data(value.tolist())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    return str(value)

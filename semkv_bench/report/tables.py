@@ -1,0 +1,162 @@
+"""The tables of a report as text cells, the same for the terminal, Markdown and HTML."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from semkv_bench.report.formatting import (
+    DASH,
+    clean,
+    count,
+    divergence,
+    fixed,
+    interval,
+    known,
+    p_value,
+    percent,
+    ratio,
+    signed,
+    signed_interval,
+)
+from semkv_bench.report.verdict import interval_words
+
+__all__ = [
+    "VERDICT_SIGNS",
+    "Column",
+    "Table",
+    "detail_table",
+    "interval_table",
+    "ordered_settings",
+    "settings_table",
+    "task_rows",
+    "tested_settings",
+]
+
+# A sign beside the word, so that a verdict never hangs on its colour.
+VERDICT_SIGNS = {
+    "reference": "•",
+    "equivalent": "✓",
+    "floor": "≈",
+    "degraded": "✗",
+    "inconclusive": "?",
+    "insensitive": "∅",
+}
+
+_KIND_ORDER = {"full": 0, "uniform": 1, "mixed": 2, "prune": 3}
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: its heading, how a setting's cell is written, and whether cells are numbers.
+
+    ``optional`` columns are left out where no setting has a value.
+    """
+
+    title: str
+    cell: Callable[[dict], str]
+    numeric: bool = True
+    optional: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """Headings and rows of cells; ``missing`` names the optional columns that were left out."""
+
+    titles: tuple[str, ...]
+    numeric: tuple[bool, ...]
+    rows: tuple[tuple[str, ...], ...]
+    missing: tuple[str, ...] = ()
+
+
+def ordered_settings(report: dict) -> list[dict]:
+    """Settings in reading order: the reference, the grid from many bits to few, mixed, pruning."""
+
+    def key(row: dict):
+        bits = row["code_bits"] if known(row["code_bits"]) else row["effective_bits"]
+        return (_KIND_ORDER[row["kind"]], -(bits if known(bits) else 0.0), row["setting"])
+
+    return sorted(report["settings"], key=key)
+
+
+def tested_settings(report: dict) -> list[dict]:
+    """``ordered_settings`` without the reference."""
+    return [row for row in ordered_settings(report) if row["verdict"] != "reference"]
+
+
+def _with_interval(value: str, bounds: str) -> str:
+    return value if bounds == DASH else f"{value} {bounds}"
+
+
+_NAME = Column("setting", lambda row: clean(row["setting"]), numeric=False)
+
+_MAIN = (
+    _NAME,
+    Column("verdict", lambda row: row["verdict"], numeric=False),
+    Column("code bits", lambda row: fixed(row["code_bits"])),
+    Column("effective bits", lambda row: fixed(row["effective_bits"]), optional=True),
+    Column("score", lambda row: fixed(row["score"])),
+    Column("difference [interval]", lambda row: _with_interval(signed(row["diff"]), signed_interval(row["diff_ci"]))),
+    Column("compression", lambda row: ratio(row["compression"]), optional=True),
+    Column("p equivalence", lambda row: p_value(row["p_equivalence"])),
+    Column("runaway", lambda row: percent(row["runaway_rate"]), optional=True),
+    Column("KL", lambda row: divergence(row["kl"]), optional=True),
+)
+
+_DETAIL = (
+    _NAME,
+    Column("kind", lambda row: row["kind"], numeric=False),
+    Column("packed bits", lambda row: fixed(row["packed_bits"]), optional=True),
+    Column("score interval", lambda row: interval(row["score_ci"])),
+    Column("percentile bootstrap", lambda row: signed_interval(row.get("bootstrap_ci")), optional=True),
+    Column("p degraded", lambda row: p_value(row["p_degraded"])),
+    Column("difference detectable", lambda row: _yes_no(row["detectable"]), numeric=False),
+    Column("runaway p", lambda row: p_value(row["runaway_p"]), optional=True),
+    Column("top-1 agreement", lambda row: percent(row["top1_agreement"]), optional=True),
+    Column("examples needed", lambda row: count(row["n_needed"])),
+    Column("records", lambda row: count(row["n"])),
+    Column("clusters", lambda row: count(row["n_clusters"])),
+)
+
+
+def _yes_no(value: bool | None) -> str:
+    return DASH if value is None else ("yes" if value else "no")
+
+
+def settings_table(report: dict) -> Table:
+    """The table that carries the verdicts, one row a setting."""
+    return _table(report, _MAIN)
+
+
+def detail_table(report: dict) -> Table:
+    """The remaining numbers of every setting."""
+    return _table(report, _DETAIL)
+
+
+def _table(report: dict, columns: tuple[Column, ...]) -> Table:
+    settings = ordered_settings(report)
+    cells = {column.title: [column.cell(row) for row in settings] for column in columns}
+    tested = [index for index, row in enumerate(settings) if row["kind"] != "full"]
+    empty = [
+        column for column in columns if column.optional and all(cells[column.title][index] == DASH for index in tested)
+    ]
+    kept = [column for column in columns if column not in empty]
+    return Table(
+        titles=tuple(column.title for column in kept),
+        numeric=tuple(column.numeric for column in kept),
+        rows=tuple(zip(*(cells[column.title] for column in kept), strict=True)),
+        missing=tuple(column.title for column in empty),
+    )
+
+
+def interval_table(report: dict, most: int = 6) -> Table:
+    """The likeliest grid intervals of the cliff with their bootstrap probability, likeliest first."""
+    intervals = sorted(report["cliff"]["intervals"], key=lambda entry: -entry["probability"])
+    rows = [
+        (interval_words(entry["lower_bits"], entry["upper_bits"]), fixed(entry["probability"]))
+        for entry in intervals[:most]
+    ]
+    return Table(("cliff interval (code bits)", "probability"), (False, True), tuple(rows))
+
+
+def task_rows(report: dict, settings: list[str]) -> list[tuple[str, list[dict | None]]]:
+    """Per task, its result under each of ``settings`` (None where it was not run); tasks by name."""
+    return [(task, [results.get(name) for name in settings]) for task, results in sorted(report["tasks"].items())]

@@ -1,0 +1,162 @@
+"""The report in a terminal: verdict first, then tables that fold rather than cut a number."""
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from semkv_bench.report.formatting import DASH, clean, fixed, known, signed
+from semkv_bench.report.tables import Table, interval_table, settings_table, task_rows, tested_settings
+from semkv_bench.report.verdict import cliff_words, headline, limits, operating_point_words
+
+__all__ = ["show"]
+
+_STYLES = {
+    "reference": "dim",
+    "equivalent": "green",
+    "floor": "cyan",
+    "degraded": "bold red",
+    "inconclusive": "yellow",
+    "insensitive": "magenta",
+}
+_GAP = 2
+_ASCII = str.maketrans({DASH: "-", "…": "~", "≈": "~"})
+
+
+def show(report: dict, context: dict, console: Console) -> None:
+    """Print verdict, settings, cliff, operating point and tasks of ``report`` to ``console``.
+
+    Tables wider than the console are continued in further tables; plain text where it is no terminal.
+    """
+    printer = _Printer(console)
+    printer.line(headline(report), "bold")
+    printer.line(limits(report), "dim")
+    table = settings_table(report)
+    printer.heading(f"Settings ({_sample_words(report, context)})")
+    printer.table(table)
+    if table.missing:
+        printer.line(f"Not measured in these records: {', '.join(table.missing)}.", "dim")
+    printer.heading(f"Cliff: {cliff_words(report)}")
+    _show_cliff(report, printer)
+    printer.heading(f"Operating point: {operating_point_words(report)}")
+    _show_tasks(report, printer)
+
+
+def _sample_words(report: dict, context: dict) -> str:
+    words = f"{report['n_examples']} examples, {report['n_clusters']} clusters, {len(report['tasks'])} tasks"
+    source = context.get("source")
+    return f"{words}, from {clean(source)}" if source else words
+
+
+def _show_cliff(report: dict, printer: "_Printer") -> None:
+    table = interval_table(report)
+    if table.rows:
+        printer.table(table)
+
+
+def _show_tasks(report: dict, printer: "_Printer") -> None:
+    reference = report["reference"]
+    names = _interesting(report)
+    key = max([len("task"), *(cell_len(clean(task)) for task in report["tasks"])])
+    room = printer.width - min(key, printer.key_width) - _GAP - len("0.000")
+    shown = []
+    for name in names:
+        room -= _GAP + max(cell_len(clean(name)), len("+0.000"))
+        if room < 0:
+            break
+        shown.append(name)
+    tested = [row["setting"] for row in tested_settings(report)]
+    shown = [name for name in tested if name in shown]
+    rows = []
+    for task, (full, *others) in task_rows(report, [reference, *shown]):
+        cells = [signed(result["diff"]) if result else DASH for result in others]
+        rows.append((clean(task), fixed(full["score"]) if full else DASH, *cells))
+    left = len(tested) - len(shown)
+    printer.heading(f"Tasks (score under {clean(reference)}, then differences from it)")
+    titles = ("task", clean(reference), *(clean(name) for name in shown))
+    printer.table(Table(titles, (False,) + (True,) * (len(shown) + 1), tuple(rows)))
+    if left:
+        printer.line(f"{left} more settings per task are in report.md and report.html.", "dim")
+
+
+def _interesting(report: dict) -> list[str]:
+    """Tested settings, those that tell most about the cliff first."""
+    cliff = report["cliff"]
+    ends = [cliff["upper_bits"], cliff["lower_bits"]]
+    centre = [end for end in ends if known(end)]
+    centre = sum(centre) / len(centre) if centre else 2.0
+    point = report["operating_point"]
+    first = [cliff["upper_setting"], cliff["lower_setting"], point["setting"] if point else None]
+
+    def key(row: dict):
+        bits = row["code_bits"] if known(row["code_bits"]) else 16.0
+        return (row["setting"] not in first, row["kind"] != "uniform", abs(bits - centre), row["setting"])
+
+    return [row["setting"] for row in sorted(report["settings"], key=key) if row["kind"] != "full"]
+
+
+class _Printer:
+    """Writes text and tables to a console, in ASCII where that is all it can show."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.width = console.width
+        self.key_width = max(12, console.width // 4)
+        self.ascii = not console.encoding.lower().startswith("utf")
+
+    def text(self, words: str, style: str = "") -> Text:
+        if self.ascii:
+            words = words.translate(_ASCII).encode("ascii", "replace").decode()
+        return Text(words, style=style)
+
+    def line(self, words: str, style: str = "") -> None:
+        """One paragraph; not broken where the output goes to a file, so that it can be searched."""
+        self.console.print(self.text(words, style), soft_wrap=not self.console.is_terminal)
+
+    def heading(self, words: str) -> None:
+        self.console.print()
+        self.line(words, "bold underline" if self.console.is_terminal else "")
+
+    def table(self, table: Table) -> None:
+        """``table``, broken by columns into as many tables as the width asks for, the first column repeated."""
+        widths = [
+            max([*(cell_len(word) for word in title.split()), *(cell_len(row[index]) for row in table.rows)])
+            for index, title in enumerate(table.titles)
+        ]
+        widths[0] = min(widths[0], self.key_width)
+        for number, columns in enumerate(_packed(widths, self.width)):
+            if number:
+                self.console.print()
+            self._part(table, [0, *columns], widths)
+
+    def _part(self, table: Table, columns: list[int], widths: list[int]) -> None:
+        part = RichTable(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold", collapse_padding=True)
+        for index in columns:
+            part.add_column(
+                self.text(table.titles[index]),
+                justify="right" if table.numeric[index] else "left",
+                overflow="fold",
+                min_width=widths[index],
+                max_width=widths[index],
+            )
+        for row in table.rows:
+            part.add_row(*(self.text(row[index], _style(table.titles[index], row[index])) for index in columns))
+        self.console.print(part)
+
+
+def _style(title: str, cell: str) -> str:
+    return _STYLES.get(cell, "") if title == "verdict" else ""
+
+
+def _packed(widths: list[int], width: int) -> list[list[int]]:
+    """Columns 1.. in groups whose widths fit into ``width`` beside column 0."""
+    groups: list[list[int]] = [[]]
+    room = width - widths[0]
+    for index in range(1, len(widths)):
+        need = _GAP + widths[index]
+        if groups[-1] and need > room:
+            groups.append([])
+            room = width - widths[0]
+        groups[-1].append(index)
+        room -= need
+    return groups

@@ -1,0 +1,176 @@
+"""Settings: the ways to store the cache that one sweep compares, built from the configuration."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from semkv_bench.allocation import Allocation, Prune, TwoLevel, Uniform
+from semkv_bench.errors import UsageError
+from semkv_bench.grid import FULL_PRECISION, Storage, check_levels, mix
+from semkv_bench.quantizers import Quantizer
+
+__all__ = ["FULL", "Coded", "GridOnly", "Pruned", "Setting", "TwoLevelMixes", "uniform_settings"]
+
+
+@dataclass(frozen=True)
+class Coded:
+    """How the keys, or the values, of a setting are coded."""
+
+    quantizer: Quantizer
+    allocation: Allocation
+
+    def storage(self, head_dim: int) -> Storage:
+        """Cost per value at ``head_dim`` values a vector."""
+        return self.allocation.storage(self.quantizer, head_dim)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way to store the cache. ``keys`` or ``values`` that are None stay in 16 bits."""
+
+    name: str
+    kind: str
+    quantizer: str | None = None
+    keys: Coded | None = None
+    values: Coded | None = None
+    prune: Prune | None = None
+
+    def storage(self, head_dim: int) -> Storage:
+        """Cost per value, averaged over keys and values."""
+        if self.prune is not None:
+            return self.prune.storage(None, head_dim)
+        sides = [FULL_PRECISION if side is None else side.storage(head_dim) for side in (self.keys, self.values)]
+        return mix([(1, side) for side in sides])
+
+    def check(self, head_dim: int) -> None:
+        """Raise UsageError if vectors of ``head_dim`` values cannot be stored so."""
+        for side in (self.keys, self.values):
+            if side is not None:
+                side.quantizer.check(head_dim)
+
+    @property
+    def seeded(self) -> bool:
+        """Does the seed change what is stored (random rotation, random importance)?"""
+        sides = [side for side in (self.keys, self.values) if side is not None]
+        metrics = [side.allocation.metric for side in sides] + [self.prune.metric if self.prune else None]
+        return any(side.quantizer.seeded for side in sides) or "random" in metrics
+
+
+FULL = Setting(name="full", kind="full")
+
+
+def uniform_settings(
+    keys: Quantizer,
+    values: Quantizer,
+    levels: Sequence[int],
+    key_levels: Sequence[int] | int | str | None = None,
+    value_levels: Sequence[int] | int | str | None = None,
+) -> list[Setting]:
+    """One uniform setting per grid point, highest levels first.
+
+    ``key_levels`` and ``value_levels`` replace the grid on one side: a list in step with ``levels``, one
+    number held fixed, or ``full`` for 16 bits.
+
+    Raises:
+        UsageError: the grid is empty, holds something other than whole numbers from 2 or repeats itself.
+    """
+    grid = check_levels(levels)
+    sides = [_side_levels(name, given, grid) for name, given in (("key", key_levels), ("value", value_levels))]
+    settings = [_uniform(keys, values, pair) for pair in sorted(zip(*sides, strict=True), key=_descending)]
+    names = [setting.name for setting in settings]
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise UsageError(f"the grid holds {', '.join(repeated)} more than once")
+    return settings
+
+
+@dataclass(frozen=True)
+class GridOnly:
+    """No settings besides the uniform grid."""
+
+    def settings(self, keys: Quantizer, values: Quantizer) -> list[Setting]:
+        """None."""
+        return []
+
+
+@dataclass(frozen=True)
+class TwoLevelMixes:
+    """Every combination of ``fraction`` and ``metric`` at one pair of levels; both may be lists."""
+
+    high: int
+    low: int
+    fraction: Any = 0.25
+    metric: Any = "key_norm"
+
+    def settings(self, keys: Quantizer, values: Quantizer) -> list[Setting]:
+        """One mixed setting per combination, keys and values under the same allocation."""
+        label = _quantizer_label(keys, values)
+        made = []
+        for metric, fraction in itertools.product(_listed(self.metric), _listed(self.fraction)):
+            mix_of_two = TwoLevel(self.high, self.low, fraction, metric)
+            sides = Coded(keys, mix_of_two), Coded(values, mix_of_two)
+            made.append(Setting(f"{label}-{mix_of_two.label}", mix_of_two.kind, label, *sides))
+        return made
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """Every combination of ``keep`` and ``metric``; both may be lists."""
+
+    keep: Any = 0.25
+    metric: Any = "key_norm"
+
+    def settings(self, keys: Quantizer, values: Quantizer) -> list[Setting]:
+        """One pruned setting per combination; nothing is quantized."""
+        made = []
+        for metric, keep in itertools.product(_listed(self.metric), _listed(self.keep)):
+            prune = Prune(keep, metric)
+            made.append(Setting(f"prune@{prune.label}", prune.kind, prune=prune))
+        return made
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _side_levels(name: str, given: Sequence[int] | int | str | None, grid: tuple[int, ...]) -> list[int | None]:
+    if given is None:
+        return list(grid)
+    if given == "full":
+        return [None] * len(grid)
+    if isinstance(given, str):
+        raise UsageError(f"grid.{name}_levels={given} must be a whole number, a list, full or null")
+    if isinstance(given, int):
+        return list(check_levels([given])) * len(grid)
+    side = check_levels(given)
+    if len(side) != len(grid):
+        raise UsageError(f"grid.{name}_levels has {len(side)} entries, grid.levels has {len(grid)}")
+    return list(side)
+
+
+def _descending(pair: tuple[int | None, int | None]) -> tuple[float, float]:
+    key, value = (float("inf") if side is None else side for side in pair)
+    return (-key, -value)
+
+
+def _uniform(keys: Quantizer, values: Quantizer, pair: tuple[int | None, int | None]) -> Setting:
+    key, value = pair
+    label = _quantizer_label(keys, values)
+    if key == value and key is not None:
+        points = f"L{key}"
+    else:
+        points = f"K{key or 'full'}V{value or 'full'}"
+    if key is None and value is None:
+        raise UsageError("grid.key_levels and grid.value_levels are both full: nothing is quantized")
+    return Setting(
+        f"{label}-{points}",
+        "uniform",
+        label,
+        None if key is None else Coded(keys, Uniform(key)),
+        None if value is None else Coded(values, Uniform(value)),
+    )
+
+
+def _quantizer_label(keys: Quantizer, values: Quantizer) -> str:
+    return keys.name if keys.name == values.name else f"{keys.name}+{values.name}"

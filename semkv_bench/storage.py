@@ -1,0 +1,91 @@
+"""What settings cost: bits per value, and the bytes of a whole cache."""
+
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+from rich.table import Table
+
+from semkv_bench.config import build
+from semkv_bench.errors import UsageError
+from semkv_bench.models import ModelShape
+from semkv_bench.plan import quantizers
+from semkv_bench.settings import FULL, Setting, uniform_settings
+
+__all__ = ["cache_bytes", "show_storage", "storage_rows"]
+
+_HEAD_DIM = 128
+
+
+def cache_bytes(setting: Setting, shape: ModelShape, tokens: int) -> int:
+    """Bytes of one sequence's cache of ``tokens`` tokens; layers that are not quantized stay in 16 bits."""
+    per_token = shape.kv_heads * shape.head_dim * 2
+    quantized = len(shape.quantized_layers)
+    bits = per_token * (
+        quantized * setting.storage(shape.head_dim).effective_bits + (shape.layers - quantized) * 16
+    )
+    return round(bits * tokens / 8)
+
+
+def storage_rows(config: DictConfig) -> list[dict[str, Any]]:
+    """One row per setting: code, packed and effective bits, compression, and cache bytes where a model is given.
+
+    The allocation's own settings where it has any, else the uniform grid.
+    """
+    shape = None if config.model is None else build(config.model, "model").shape()
+    head_dim = config.head_dim or (shape.head_dim if shape else _HEAD_DIM)
+    if isinstance(head_dim, bool) or head_dim < 1:
+        raise UsageError(f"head_dim={head_dim} must be a whole number of at least 1")
+    if shape is not None and config.head_dim not in (None, shape.head_dim):
+        raise UsageError(f"head_dim={config.head_dim} is not the model's, which is {shape.head_dim}; leave one out")
+    return [_row(setting, head_dim, shape, list(config.context)) for setting in _settings(config, head_dim)]
+
+
+def show_storage(rows: list[dict[str, Any]], console: Console) -> None:
+    """The rows as a table."""
+    table = Table(title=f"bits per value, head_dim {rows[0]['head_dim']}", title_justify="left")
+    table.add_column("setting", overflow="fold")
+    for column in ("code", "packed", "effective", "compression"):
+        table.add_column(column, justify="right", no_wrap=True)
+    contexts = list(rows[0].get("cache_bytes", {}))
+    for tokens in contexts:
+        table.add_column(f"{int(tokens):,} tokens", justify="right", no_wrap=True)
+    for row in rows:
+        cells = [f"{row[name]:.3f}" for name in ("code_bits", "packed_bits", "effective_bits")]
+        sizes = [_human(row["cache_bytes"][tokens]) for tokens in contexts]
+        table.add_row(row["setting"], *cells, f"{row['compression']:.2f}x", *sizes)
+    console.print(table)
+
+
+def _settings(config: DictConfig, head_dim: int) -> list[Setting]:
+    keys, values = quantizers(config)
+    own = build(config.allocation, "allocation").settings(keys, values)
+    grid = OmegaConf.to_container(config.grid)
+    settings = own or uniform_settings(keys, values, grid["levels"], grid["key_levels"], grid["value_levels"])
+    for setting in settings:
+        setting.check(head_dim)
+    return settings
+
+
+def _row(setting: Setting, head_dim: int, shape: ModelShape | None, contexts: list[int]) -> dict[str, Any]:
+    storage = setting.storage(head_dim)
+    row = {
+        "setting": setting.name,
+        "head_dim": head_dim,
+        "code_bits": storage.code_bits,
+        "packed_bits": storage.packed_bits,
+        "effective_bits": storage.effective_bits,
+        "compression": storage.compression,
+    }
+    if shape is not None:
+        row["cache_bytes"] = {str(tokens): cache_bytes(setting, shape, tokens) for tokens in contexts}
+        row["full_bytes"] = {str(tokens): cache_bytes(FULL, shape, tokens) for tokens in contexts}
+    return row
+
+
+def _human(size: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.4g} {unit}"
+        size /= 1024
+    return f"{size:.4g} GiB"

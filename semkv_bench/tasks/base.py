@@ -1,0 +1,124 @@
+"""What a task hands to the engine: encoded examples, and a score for each prediction."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from semkv_bench.errors import UsageError
+
+__all__ = ["Example", "Task", "check_choice", "check_draw", "choose_names"]
+
+
+@dataclass(frozen=True)
+class Example:
+    """One prompt with its references, ready for the model.
+
+    ``input_ids`` is the whole prompt as it is fed, chat template and begun answer included, with exactly
+    one BOS where the tokenizer uses one. ``target_ids`` is ``answers[0]`` as the tokens that would follow
+    ``input_ids``, for teacher forcing. ``stop_token_ids`` end a generation besides the model's own EOS;
+    they and EOS are suppressed before ``min_new_tokens`` new tokens. ``depths`` are the places of the
+    needles asked for, 0 at the start of the haystack and 1 at its end.
+    """
+
+    task: str
+    example_id: str
+    seed: int
+    input_ids: tuple[int, ...]
+    answers: tuple[str, ...]
+    max_new_tokens: int
+    stop_token_ids: tuple[int, ...] = ()
+    min_new_tokens: int = 0
+    truncated: bool = False
+    all_classes: tuple[str, ...] | None = None
+    turn: int = 0
+    target_ids: tuple[int, ...] = ()
+    depths: tuple[float, ...] = ()
+
+
+class Task(ABC):
+    """A family of sub-tasks that make examples and score predictions; every choice is made at construction."""
+
+    name: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def names(self) -> tuple[str, ...]:
+        """The sub-tasks, each of which is ``task`` in the records."""
+
+    @property
+    @abstractmethod
+    def prompt_source(self) -> str:
+        """Where the prompts' wording comes from, ``prompts`` in the records."""
+
+    @property
+    @abstractmethod
+    def chance(self) -> Mapping[str, float]:
+        """Per sub-task, the score (0 to 1) of an answer given without the prompt."""
+
+    @abstractmethod
+    def examples(
+        self,
+        tokenizer: Any,
+        seeds: Sequence[int],
+        per_task: int | None = None,
+        max_prompt_tokens: int | None = None,
+        max_new_tokens: int | None = None,
+    ) -> list[Example]:
+        """Examples of every sub-task for every seed, ``per_task`` of each, encoded with ``tokenizer``.
+
+        ``max_prompt_tokens`` caps the whole prompt; ``max_new_tokens`` replaces the task's own limit.
+        The same arguments give the same examples, and a larger ``per_task`` keeps those of a smaller one.
+        """
+
+    @abstractmethod
+    def score(self, example: Example, prediction: str) -> float:
+        """Score of the generated text, 0 to 1."""
+
+
+def check_choice(key: str, value: Any, choices: Sequence[str]) -> None:
+    """Raise UsageError unless ``value`` is one of ``choices``."""
+    if value not in choices:
+        raise UsageError(f"{key}={value} is not known; choose from {', '.join(choices)}")
+
+
+def choose_names(
+    key: str, value: Any, names: Sequence[str], groups: Mapping[str, Sequence[str]]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Resolve a name, a group or a list that mixes them.
+
+    Returns all the chosen names and, of these, the ones given by name, both in the order of ``names``.
+    Raises UsageError with the choices for an unknown, empty or mistyped value.
+    """
+    given = [value] if isinstance(value, str) else value
+    if not isinstance(given, Iterable) or isinstance(given, Mapping):
+        raise UsageError(f"{key}={value} is not a name or a list of names")
+    given = list(given)
+    if not given:
+        raise UsageError(f"{key} is empty; choose from {', '.join([*groups, *names])}")
+    for entry in given:
+        check_choice(key, entry, [*groups, *names])
+    chosen = {name for entry in given for name in groups.get(entry, (entry,))}
+    by_name = {entry for entry in given if entry not in groups}
+    return tuple(n for n in names if n in chosen), tuple(n for n in names if n in by_name)
+
+
+def check_draw(
+    seeds: Sequence[int], per_task: int | None, max_prompt_tokens: int | None, max_new_tokens: int | None
+) -> None:
+    """Raise UsageError for seeds that are not distinct whole numbers and for limits below 1."""
+    if not isinstance(seeds, Iterable) or isinstance(seeds, str):
+        raise UsageError(f"seeds={seeds} is not a list of whole numbers, for example seeds=[0,1,2]")
+    seeds = list(seeds)
+    if not seeds or not all(_is_int(seed) and seed >= 0 for seed in seeds):
+        raise UsageError(f"seeds={seeds} must be whole numbers of 0 and more, for example seeds=[0,1,2]")
+    if len(set(seeds)) != len(seeds):
+        raise UsageError(f"seeds={seeds} names a seed twice; a repeated seed is not new evidence")
+    limits = {"per_task": per_task, "max_prompt_tokens": max_prompt_tokens, "max_new_tokens": max_new_tokens}
+    for key, value in limits.items():
+        if value is not None and not (_is_int(value) and value >= 1):
+            raise UsageError(f"{key}={value} must be a whole number of at least 1, or null")
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,113 @@
+"""Text to the token ids that a model is fed: chat template, truncation, one BOS."""
+
+import datetime
+from dataclasses import dataclass
+from typing import Any
+
+from semkv_bench.errors import UsageError
+
+__all__ = ["Encoded", "encode_prompt", "encode_target"]
+
+# Some chat templates print today's date or open a thinking block, which would make the same prompt
+# differ from day to day and use up a short answer's limit.
+_TEMPLATE_DATE = datetime.date(2024, 7, 26)
+_TEMPLATE_OPTIONS = {"enable_thinking": False, "strftime_now": _TEMPLATE_DATE.strftime}
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Token ids of a whole prompt, the text they spell, and whether the middle was cut out."""
+
+    input_ids: tuple[int, ...]
+    text: str
+    truncated: bool
+
+
+def encode_prompt(
+    tokenizer: Any, prompt: str, *, chat: bool = True, answer_prefix: str = "", max_tokens: int | None = None
+) -> Encoded:
+    """Encode ``prompt`` as one user message, or plainly for ``chat=False`` and tokenizers without a template.
+
+    ``answer_prefix`` begins the answer for the model. A prompt that would make the whole longer than
+    ``max_tokens`` loses its middle: the first and the last half of the limit stay, cut at tokens of the
+    plain prompt before the template is applied, as LongBench does it. A BOS is there exactly once if the
+    tokenizer adds one, whatever the template writes. Raises UsageError where the template alone fills
+    ``max_tokens``.
+    """
+    encoded = _encode_whole(tokenizer, prompt, chat, answer_prefix)
+    if max_tokens is None or len(encoded.input_ids) <= max_tokens:
+        return encoded
+    frame = len(_encode_whole(tokenizer, "", chat, answer_prefix).input_ids)
+    plain = _ids(tokenizer, prompt)
+    # The BOS stands among the plain prompt's tokens and again in the frame around them.
+    limit = max_tokens - frame + _bos_count(tokenizer)
+    while True:
+        half = limit // 2
+        if half < 1:
+            raise UsageError(
+                f"max_prompt_tokens={max_tokens} leaves no room for a prompt: the template around it takes "
+                f"{frame} tokens; give more than {frame + 2}"
+            )
+        head, tail = (
+            tokenizer.decode(part, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            for part in (plain[:half], plain[-half:])
+        )
+        whole = _encode_whole(tokenizer, head + tail, chat, answer_prefix)
+        excess = len(whole.input_ids) - max_tokens
+        if excess <= 0:
+            return Encoded(whole.input_ids, whole.text, True)
+        # Decoding and encoding again can add tokens at the cut, where it split a character.
+        limit -= max(excess, 2)
+
+
+def encode_target(tokenizer: Any, prompt: Encoded, answer: str, *, spaced: bool) -> tuple[int, ...]:
+    """Token ids of ``answer`` where it follows ``prompt``.
+
+    ``spaced``: the language separates words by spaces, so that one comes first unless the prompt ends in one
+    or in a special token.
+    """
+    gap = ""
+    if spaced and prompt.text and not prompt.text[-1].isspace():
+        ends_special = prompt.input_ids[-1] in set(tokenizer.all_special_ids)
+        gap = "" if ends_special else " "
+    whole = _ids(tokenizer, prompt.text + gap + answer)
+    n = len(prompt.input_ids)
+    if whole[:n] == list(prompt.input_ids):
+        return tuple(whole[n:])
+    return tuple(_raw_ids(tokenizer, gap + answer))
+
+
+def _encode_whole(tokenizer: Any, prompt: str, chat: bool, answer_prefix: str) -> Encoded:
+    text = prompt
+    if chat and getattr(tokenizer, "chat_template", None):
+        text = tokenizer.apply_chat_template(
+            [{"role": "user", "content": prompt}],
+            tokenize=False,
+            add_generation_prompt=True,
+            **_TEMPLATE_OPTIONS,
+        )
+    text += answer_prefix
+    return Encoded(tuple(_ids(tokenizer, text)), text, False)
+
+
+def _ids(tokenizer: Any, text: str) -> list[int]:
+    """Ids of ``text`` with one leading BOS where the tokenizer adds one, and nothing else added."""
+    ids = _raw_ids(tokenizer, text)
+    if _bos_count(tokenizer):
+        bos = tokenizer.bos_token_id
+        while ids and ids[0] == bos:
+            ids = ids[1:]
+        ids = [bos, *ids]
+    return ids
+
+
+def _raw_ids(tokenizer: Any, text: str) -> list[int]:
+    return tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+
+
+def _bos_count(tokenizer: Any) -> int:
+    """1 if the tokenizer itself puts its BOS before plain text, else 0."""
+    bos = tokenizer.bos_token_id
+    if bos is None:
+        return 0
+    return int(tokenizer("a", verbose=False)["input_ids"][:1] == [bos])

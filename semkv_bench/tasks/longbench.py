@@ -1,0 +1,194 @@
+"""LongBench (Bai et al., 2024): 21 long-context tasks with the benchmark's prompts, limits and metrics."""
+
+import logging
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar
+
+from semkv_bench.errors import MissingError
+from semkv_bench.tasks import longbench_metrics as metrics
+from semkv_bench.tasks.base import Example, Task, check_choice, check_draw, choose_names
+from semkv_bench.tasks.encoding import encode_prompt, encode_target
+from semkv_bench.tasks.longbench_data import HUB_REVISION, Item, Source, fetch_archive, open_source
+from semkv_bench.tasks.longbench_prompts import PromptSet, fill, load_prompts
+
+__all__ = ["GROUPS", "TASKS", "LongBench", "LongBenchTask"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LongBenchTask:
+    """What the benchmark lays down for one task.
+
+    ``chance`` is the mean score of another item's reference as the prediction, an answer of the right kind
+    given without the prompt; for classes and paragraphs one over their number.
+    """
+
+    group: str
+    metric: metrics.Metric
+    max_new_tokens: int
+    chance: float
+    chat: bool = True
+    first_line: bool = False
+    stops_at_newline: bool = False
+
+
+TASKS: dict[str, LongBenchTask] = {
+    "narrativeqa": LongBenchTask("en", metrics.word_f1, 128, 0.0),
+    "qasper": LongBenchTask("en", metrics.word_f1, 128, 0.0),
+    "multifieldqa_en": LongBenchTask("en", metrics.word_f1, 64, 0.0),
+    "multifieldqa_zh": LongBenchTask("zh", metrics.chinese_f1, 64, 0.0),
+    "hotpotqa": LongBenchTask("en", metrics.word_f1, 32, 0.0),
+    "2wikimqa": LongBenchTask("en", metrics.word_f1, 32, 0.0),
+    "musique": LongBenchTask("en", metrics.word_f1, 32, 0.0),
+    "dureader": LongBenchTask("zh", metrics.chinese_rouge_l, 128, 0.0),
+    "gov_report": LongBenchTask("en", metrics.rouge_l, 512, 0.0),
+    "qmsum": LongBenchTask("en", metrics.rouge_l, 512, 0.0),
+    "multi_news": LongBenchTask("en", metrics.rouge_l, 512, 0.0),
+    "vcsum": LongBenchTask("zh", metrics.chinese_rouge_l, 512, 0.0),
+    "trec": LongBenchTask("en", metrics.classification, 64, 0.02, chat=False, first_line=True),
+    "triviaqa": LongBenchTask("en", metrics.word_f1, 32, 0.0, chat=False, first_line=True),
+    "samsum": LongBenchTask(
+        "en", metrics.rouge_l, 128, 0.0, chat=False, first_line=True, stops_at_newline=True
+    ),
+    "lsht": LongBenchTask("zh", metrics.classification, 64, 0.0417, chat=False, first_line=True),
+    "passage_count": LongBenchTask("en", metrics.number_share, 32, 0.0),
+    "passage_retrieval_en": LongBenchTask("en", metrics.paragraph_share, 32, 0.0333),
+    "passage_retrieval_zh": LongBenchTask("zh", metrics.paragraph_share, 32, 0.0),
+    "lcc": LongBenchTask("code", metrics.code_similarity, 64, 0.0, chat=False),
+    "repobench-p": LongBenchTask("code", metrics.code_similarity, 64, 0.0, chat=False),
+}
+GROUPS: dict[str, tuple[str, ...]] = {
+    "all": tuple(TASKS),
+    **{group: tuple(n for n, t in TASKS.items() if t.group == group) for group in ("en", "zh", "code")},
+}
+
+
+@dataclass(frozen=True)
+class LongBench(Task):
+    """LongBench's tasks over the hub's data or local files.
+
+    ``subset``: task names and the groups all, en, zh, code, or a list that mixes them; null for all.
+    ``path``: a folder of ``<task>.jsonl`` files or a zip archive of them; null fetches the hub's data.zip at
+    ``revision``. ``prompts``: official, own, or auto (official if it can be had); ``prompts_path``: the
+    benchmark's dataset2prompt.json or its folder.
+
+    A task asked for by name must be there (MissingError); of a group those present are used,
+    ``missing_names`` holds the others.
+    """
+
+    subset: str | Sequence[str] | None = None
+    prompts: str = "auto"
+    path: str | None = None
+    prompts_path: str | None = None
+    revision: str = HUB_REVISION
+
+    name: ClassVar[str] = "longbench"
+
+    def __post_init__(self) -> None:
+        _ = self._chosen
+        check_choice("prompts", self.prompts, ("auto", "official", "own"))
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        chosen, by_name = self._chosen
+        # The hub's archive holds every task, so the names are known before anything is fetched.
+        present = chosen if self.path is None else self._source.present(chosen)
+        missing = [name for name in chosen if name not in present]
+        if absent := [name for name in missing if name in by_name] or (missing if not present else []):
+            raise MissingError(
+                f"task.path={self.path} lacks {', '.join(f'{name}.jsonl' for name in absent)}; add the files, choose "
+                "another subset, or leave task.path out to fetch the data from the hub"
+            )
+        if missing:
+            _log.warning("%s lacks %d of LongBench's tasks, left out: %s", self.path, len(missing), ", ".join(missing))
+        return tuple(present)
+
+    @property
+    def missing_names(self) -> tuple[str, ...]:
+        """Tasks of the chosen groups that ``path`` does not hold."""
+        return tuple(name for name in self._chosen[0] if name not in self.names)
+
+    @property
+    def prompt_source(self) -> str:
+        """``official``, ``own``, or ``custom`` for a local prompt file that differs from the published one."""
+        return self._prompts.source
+
+    @property
+    def chance(self) -> dict[str, float]:
+        return {name: TASKS[name].chance for name in self.names}
+
+    def examples(
+        self,
+        tokenizer: Any,
+        seeds: Sequence[int],
+        per_task: int | None = None,
+        max_prompt_tokens: int | None = None,
+        max_new_tokens: int | None = None,
+    ) -> list[Example]:
+        """See Task.examples; the seed draws the sample of items, all of them if ``per_task`` is null."""
+        check_draw(seeds, per_task, max_prompt_tokens, max_new_tokens)
+        out = []
+        for name in self.names:
+            items = self._source.items(name)
+            encoded: dict[str, Example] = {}
+            for seed in seeds:
+                for item in _sample(items, name, seed, per_task):
+                    if item.item_id not in encoded:
+                        encoded[item.item_id] = self._encode(
+                            tokenizer, name, item, max_prompt_tokens, max_new_tokens
+                        )
+                    out.append(replace(encoded[item.item_id], seed=seed))
+        return out
+
+    def score(self, example: Example, prediction: str) -> float:
+        """The task's metric, highest over the references; the first line alone where the benchmark says so."""
+        task = TASKS[example.task]
+        if task.first_line:
+            prediction = prediction.lstrip("\n").split("\n")[0]
+        return max(task.metric(prediction, answer, example.all_classes) for answer in example.answers)
+
+    @cached_property
+    def _chosen(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        return choose_names("subset", "all" if self.subset is None else self.subset, tuple(TASKS), GROUPS)
+
+    @cached_property
+    def _source(self) -> Source:
+        return fetch_archive(self.revision) if self.path is None else open_source(self.path)
+
+    @cached_property
+    def _prompts(self) -> PromptSet:
+        return load_prompts(self.prompts, self.prompts_path, self.names)
+
+    def _encode(
+        self, tokenizer: Any, name: str, item: Item, max_prompt_tokens: int | None, max_new_tokens: int | None
+    ) -> Example:
+        task = TASKS[name]
+        text = fill(self._prompts.templates[name], item.context, item.input)
+        prompt = encode_prompt(tokenizer, text, chat=task.chat, max_tokens=max_prompt_tokens)
+        newline = tokenizer("\n", add_special_tokens=False)["input_ids"][-1:] if task.stops_at_newline else ()
+        return Example(
+            task=name,
+            example_id=item.item_id,
+            seed=0,
+            input_ids=prompt.input_ids,
+            answers=item.answers,
+            max_new_tokens=max_new_tokens or task.max_new_tokens,
+            stop_token_ids=tuple(newline),
+            min_new_tokens=int(task.stops_at_newline),
+            truncated=prompt.truncated,
+            all_classes=item.all_classes,
+            target_ids=encode_target(tokenizer, prompt, item.answers[0], spaced=task.group == "en"),
+        )
+
+
+def _sample(items: list[Item], name: str, seed: int, per_task: int | None) -> list[Item]:
+    """``per_task`` items in file order; a larger sample of the same seed holds the smaller one."""
+    if per_task is None or per_task >= len(items):
+        return items
+    order = list(range(len(items)))
+    random.Random(f"{name}/{seed}").shuffle(order)
+    return [items[i] for i in sorted(order[:per_task])]

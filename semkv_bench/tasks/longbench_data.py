@@ -1,0 +1,164 @@
+"""LongBench's items: from the hub's archive, a local archive, or a folder of <task>.jsonl files."""
+
+import json
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Protocol
+
+from semkv_bench.errors import MissingError, UsageError
+from semkv_bench.tasks.longbench_metrics import paragraph_number
+
+__all__ = ["HUB_DATASET", "HUB_REVISION", "Archive", "Folder", "Item", "Source", "fetch_archive", "open_source"]
+
+HUB_DATASET = "THUDM/LongBench"
+HUB_REVISION = "5e628be450b7e67fb7ae6e201bd6d8f7056f7672"
+_CLASSIFIED = ("trec", "lsht")
+_NUMBERED = ("passage_retrieval_en", "passage_retrieval_zh")
+
+
+@dataclass(frozen=True)
+class Item:
+    """One row of a LongBench file."""
+
+    item_id: str
+    input: str
+    context: str
+    answers: tuple[str, ...]
+    all_classes: tuple[str, ...] | None
+
+
+class Source(Protocol):
+    """A place that holds ``<task>.jsonl`` for some tasks."""
+
+    def present(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Those of ``names`` that are there."""
+
+    def items(self, task: str) -> list[Item]:
+        """All items of one task in file order; UsageError with file and line for a bad one."""
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder of ``<task>.jsonl`` files."""
+
+    path: Path
+
+    def present(self, names: Sequence[str]) -> tuple[str, ...]:
+        return tuple(name for name in names if (self.path / f"{name}.jsonl").is_file())
+
+    def items(self, task: str) -> list[Item]:
+        file = self.path / f"{task}.jsonl"
+        return _parse(file.read_bytes(), task, str(file))
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A zip file with a member ``<task>.jsonl`` for each task, in any folder."""
+
+    path: Path
+
+    def present(self, names: Sequence[str]) -> tuple[str, ...]:
+        with self._open() as archive:
+            held = {PurePosixPath(member).name for member in _members(archive)}
+        return tuple(name for name in names if f"{name}.jsonl" in held)
+
+    def items(self, task: str) -> list[Item]:
+        with self._open() as archive:
+            found = [m for m in _members(archive) if PurePosixPath(m).name == f"{task}.jsonl"]
+            if len(found) > 1:
+                raise UsageError(f"{self.path} holds {task}.jsonl more than once: {', '.join(found)}")
+            try:
+                data = archive.read(found[0])
+            except (zipfile.BadZipFile, OSError, RuntimeError) as error:
+                raise UsageError(f"{self.path}: {found[0]} cannot be read ({error}); fetch it again") from None
+        return _parse(data, task, f"{self.path}:{found[0]}")
+
+    def _open(self) -> zipfile.ZipFile:
+        try:
+            return zipfile.ZipFile(self.path)
+        except zipfile.BadZipFile:
+            raise UsageError(
+                f"task.path={self.path} is neither a folder of <task>.jsonl files nor a zip archive of them"
+            ) from None
+
+
+def _members(archive: zipfile.ZipFile) -> list[str]:
+    return [name for name in archive.namelist() if not name.startswith("__MACOSX/")]
+
+
+def open_source(path: str | Path) -> Source:
+    """The folder or archive at ``path``; MissingError where nothing is there."""
+    path = Path(path).expanduser()
+    if path.is_dir():
+        return Folder(path)
+    if path.is_file():
+        return Archive(path)
+    raise MissingError(
+        f"task.path={path} does not exist; give a folder of <task>.jsonl files or LongBench's data.zip, "
+        "or leave it out to fetch the data from the hub"
+    )
+
+
+def fetch_archive(revision: str) -> Source:
+    """data.zip of the hub's dataset, from the hub's cache where it is; MissingError where it cannot be had."""
+    import httpx
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        path = hf_hub_download(HUB_DATASET, "data.zip", repo_type="dataset", revision=revision)
+    except (OSError, ValueError, HfHubHTTPError, HFValidationError, httpx.HTTPError) as error:
+        raise MissingError(
+            f"LongBench's data is not on this machine and cannot be fetched ({type(error).__name__}); where there "
+            f"is a network run `hf download {HUB_DATASET} data.zip --repo-type dataset --revision {revision} "
+            "--local-dir DIR`, then give task.path=DIR/data.zip"
+        ) from None
+    return Archive(Path(path))
+
+
+def _parse(data: bytes, task: str, label: str) -> list[Item]:
+    items: list[Item] = []
+    seen: dict[str, int] = {}
+    # Splitting at line feeds only: str.splitlines would also split at separators inside the texts.
+    for number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
+        if not line.strip():
+            continue
+        where = f"{label}:{number}"
+        try:
+            row = json.loads(line)
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise UsageError(f"{where}: not valid JSON ({error})") from None
+        item = _item(row, task, where)
+        if item.item_id in seen:
+            raise UsageError(f"{where}: _id {item.item_id} was already used in line {seen[item.item_id]}")
+        seen[item.item_id] = number
+        items.append(item)
+    if not items:
+        raise UsageError(f"{label} holds no items")
+    return items
+
+
+def _item(row: Any, task: str, where: str) -> Item:
+    if not isinstance(row, dict):
+        raise UsageError(f"{where}: not a JSON object")
+    for key in ("_id", "input", "context"):
+        if not isinstance(row.get(key), str):
+            raise UsageError(f"{where}: field {key} must be there and be text")
+    answers, classes = row.get("answers"), row.get("all_classes")
+    if not _is_text_list(answers) or not answers:
+        raise UsageError(f"{where}: field answers must be a list of at least one text")
+    if classes is not None and not _is_text_list(classes):
+        raise UsageError(f"{where}: field all_classes must be a list of texts or null")
+    if row.get("dataset", task) != task:
+        raise UsageError(f"{where}: field dataset is {row['dataset']}, but the file is named for {task}")
+    if task in _CLASSIFIED and not set(answers) <= set(classes or ()):
+        raise UsageError(f"{where}: field all_classes must hold the answers of a classification task")
+    if task in _NUMBERED and None in map(paragraph_number, answers):
+        raise UsageError(f"{where}: field answers must name a paragraph by its number")
+    return Item(row["_id"], row["input"], row["context"], tuple(answers), None if classes is None else tuple(classes))
+
+
+def _is_text_list(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(entry, str) for entry in value)

@@ -1,0 +1,243 @@
+"""Retrieval prompts made by code, in the manner of RULER (Hsieh et al., 2024), of any length in tokens."""
+
+import random
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, ClassVar
+
+from semkv_bench.errors import UsageError
+from semkv_bench.tasks.base import Example, Task, check_draw, choose_names
+from semkv_bench.tasks.encoding import Encoded, encode_prompt, encode_target
+from semkv_bench.tasks.haystack import FILLERS, insert_at
+
+__all__ = ["DEFAULT_SUBTASKS", "SUBTASKS", "Synthetic"]
+
+DEFAULT_PER_TASK = 20
+_GOLDEN_RATIO = 0.6180339887498949
+
+_COLOURS = ("amber", "scarlet", "violet", "turquoise", "crimson", "emerald", "ivory", "cobalt", "silver", "golden")
+_OBJECTS = (
+    "lantern", "compass", "dragon", "castle", "rocket", "violin", "glacier", "tiger", "helmet", "submarine",
+    "telescope", "pyramid", "falcon", "locomotive", "diamond", "volcano",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Puzzle:
+    """What is hidden and asked: needles in reading order, of which ``asked`` hold the answer."""
+
+    intro: str
+    needles: tuple[str, ...]
+    asked: tuple[int, ...]
+    question: str
+    answer_prefix: str
+    wanted: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _SubTask:
+    filler: str
+    puzzle: Callable[[random.Random], _Puzzle]
+    # Room behind the answer's own length, in which a model that does not stop shows itself.
+    spare_tokens: int = 8
+
+
+def _keys(rng: random.Random, n: int) -> list[str]:
+    """``n`` keys that share neither colour nor object."""
+    pairs = zip(rng.sample(_COLOURS, n), rng.sample(_OBJECTS, n), strict=True)
+    return [f"{colour} {thing}" for colour, thing in pairs]
+
+
+def _values(rng: random.Random, n: int) -> list[str]:
+    return [str(value) for value in rng.sample(range(10**6, 10**7), n)]
+
+
+def _one_of_many_keys(rng: random.Random, n_keys: int) -> _Puzzle:
+    keys, values = _keys(rng, n_keys), _values(rng, n_keys)
+    asked = rng.randrange(n_keys)
+    plural = "Secret numbers are" if n_keys > 1 else "A secret number is"
+    return _Puzzle(
+        intro=f"{plural} hidden in the text below. Read it carefully, I will ask about it afterwards.",
+        needles=tuple(f"The secret number of the {k} is {v}." for k, v in zip(keys, values, strict=True)),
+        asked=(asked,),
+        question=f"What is the secret number of the {keys[asked]} in the text above?",
+        answer_prefix=f"The secret number of the {keys[asked]} is",
+        wanted=(values[asked],),
+    )
+
+
+def _one_key_many_values(rng: random.Random, n_values: int) -> _Puzzle:
+    (key,), values = _keys(rng, 1), _values(rng, n_values)
+    return _Puzzle(
+        intro="Secret numbers are hidden in the text below. Read it carefully, I will ask about them afterwards.",
+        needles=tuple(f"One of the secret numbers of the {key} is {value}." for value in values),
+        asked=tuple(range(n_values)),
+        question=f"What are all the {n_values} secret numbers of the {key} in the text above?",
+        answer_prefix=f"The secret numbers of the {key} are",
+        wanted=tuple(values),
+    )
+
+
+def _variable_chain(rng: random.Random, hops: int) -> _Puzzle:
+    """Two chains of ``hops`` + 1 variables in one text, one of them asked for."""
+    letters = "ABCDEFGHJKLMNPQRSTUVWXYZ"
+    names: list[str] = []
+    while len(names) < 2 * (hops + 1):
+        name = "".join(rng.sample(letters, 5))
+        if name not in names:
+            names.append(name)
+    values = [value[:5] for value in _values(rng, 2)]
+    while values[0] == values[1]:
+        values = [value[:5] for value in _values(rng, 2)]
+    chains = [names[: hops + 1], names[hops + 1 :]]
+    order = [0] * (hops + 1) + [1] * (hops + 1)
+    rng.shuffle(order)
+    needles, asked, seen = [], [], [0, 0]
+    for place, chain in enumerate(order):
+        i = seen[chain]
+        source = values[chain] if i == 0 else f"variable {chains[chain][i - 1]}"
+        needles.append(f"Variable {chains[chain][i]} equals {source}.")
+        seen[chain] += 1
+        if chain == 0:
+            asked.append(place)
+    return _Puzzle(
+        intro="The text below hides variables and their values. Follow how a value passes from one to the next.",
+        needles=tuple(needles),
+        asked=tuple(asked),
+        question=f"Which {hops + 1} variables equal {values[0]}, directly or through another variable?",
+        answer_prefix=f"The {hops + 1} variables that equal {values[0]} are variable",
+        wanted=tuple(chains[0]),
+    )
+
+
+SUBTASKS: Mapping[str, _SubTask] = {
+    "niah_noise": _SubTask("noise", partial(_one_of_many_keys, n_keys=1)),
+    "niah_prose": _SubTask("prose", partial(_one_of_many_keys, n_keys=1)),
+    "niah_multikey": _SubTask("prose", partial(_one_of_many_keys, n_keys=4)),
+    "niah_multivalue": _SubTask("prose", partial(_one_key_many_values, n_values=3)),
+    "variable_tracking": _SubTask("noise", partial(_variable_chain, hops=2), spare_tokens=16),
+}
+DEFAULT_SUBTASKS = ("niah_noise", "niah_prose")
+
+
+@dataclass(frozen=True)
+class Synthetic(Task):
+    """Needles in a haystack that code writes; the same (seed, index) is the same example anywhere.
+
+    ``subset``: sub-task names, ``all``, or a list of them; null for the two that a model of 135M parameters
+    solves. ``length``: tokens of the whole prompt, filled with whole sentences to just under it.
+    Each seed draws new keys, values, depths and filler, so every example is evidence of its own.
+    """
+
+    subset: str | Sequence[str] | None = None
+    length: int = 650
+
+    name: ClassVar[str] = "synthetic"
+    prompt_source: ClassVar[str] = "generated"
+
+    def __post_init__(self) -> None:
+        _ = self.names
+        if not isinstance(self.length, int) or isinstance(self.length, bool) or self.length < 1:
+            raise UsageError(f"task.length={self.length} must be a whole number of tokens")
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        if self.subset is None:
+            return DEFAULT_SUBTASKS
+        return choose_names("subset", self.subset, tuple(SUBTASKS), {"all": tuple(SUBTASKS)})[0]
+
+    @property
+    def chance(self) -> dict[str, float]:
+        """0 everywhere: a value cannot be guessed."""
+        return dict.fromkeys(self.names, 0.0)
+
+    def examples(
+        self,
+        tokenizer: Any,
+        seeds: Sequence[int],
+        per_task: int | None = None,
+        max_prompt_tokens: int | None = None,
+        max_new_tokens: int | None = None,
+    ) -> list[Example]:
+        """See Task.examples; a ``max_prompt_tokens`` below ``length`` shortens the haystack, nothing is cut.
+
+        ``per_task`` counts examples per sub-task and seed (20 if null).
+        """
+        check_draw(seeds, per_task, max_prompt_tokens, max_new_tokens)
+        limit = self.length if max_prompt_tokens is None else min(self.length, max_prompt_tokens)
+        return [
+            _example(tokenizer, name, seed, index, limit, max_new_tokens)
+            for name in self.names
+            for seed in seeds
+            for index in range(per_task or DEFAULT_PER_TASK)
+        ]
+
+    def score(self, example: Example, prediction: str) -> float:
+        """Share of the reference's values that stand in the prediction as whole runs of digits or letters."""
+        wanted = set(_runs(example.answers[0]))
+        return len(wanted & set(_runs(prediction))) / len(wanted)
+
+
+def _runs(text: str) -> list[str]:
+    return re.findall(r"[0-9]+|[A-Za-z]+", text)
+
+
+def _example(
+    tokenizer: Any, name: str, seed: int, index: int, limit: int, max_new_tokens: int | None
+) -> Example:
+    subtask = SUBTASKS[name]
+    puzzle = subtask.puzzle(random.Random(f"{name}/{seed}/{index}"))
+    depths = _depths(name, seed, index, puzzle)
+    sentences = FILLERS[subtask.filler](random.Random(f"{name}/{seed}/{index}/filler"))
+    prompt = _fill(tokenizer, puzzle, depths, sentences, limit)
+    answer = ", ".join(puzzle.wanted)
+    target = encode_target(tokenizer, prompt, answer, spaced=True)
+    return Example(
+        task=name,
+        example_id=f"{name}-s{seed}-{index:04d}",
+        seed=seed,
+        input_ids=prompt.input_ids,
+        answers=(answer,),
+        max_new_tokens=max_new_tokens or len(target) + subtask.spare_tokens,
+        target_ids=target,
+        depths=tuple(depths[i] for i in puzzle.asked),
+    )
+
+
+def _depths(name: str, seed: int, index: int, puzzle: _Puzzle) -> list[float]:
+    """Depths in reading order: evenly apart, and stepped from index to index so that few cover the range."""
+    start = random.Random(f"{name}/{seed}/depth").random() + index * _GOLDEN_RATIO
+    n = len(puzzle.needles)
+    return sorted((start + i / n) % 1.0 for i in range(n))
+
+
+def _fill(
+    tokenizer: Any, puzzle: _Puzzle, depths: Sequence[float], sentence: Callable[[], str], limit: int
+) -> Encoded:
+    """The prompt with as many whole sentences of filler as ``limit`` tokens allow."""
+    filler: list[str] = []
+
+    def whole(n: int) -> Encoded:
+        filler.extend(sentence() for _ in range(n - len(filler)))
+        text = " ".join(insert_at(filler[:n], puzzle.needles, depths))
+        prompt = f"{puzzle.intro}\n\n{text}\n\n{puzzle.question}"
+        return encode_prompt(tokenizer, prompt, answer_prefix=puzzle.answer_prefix)
+
+    shortest = len(whole(0).input_ids)
+    if shortest > limit:
+        raise UsageError(
+            f"prompts of {limit} tokens are too short for this sub-task, which takes {shortest} without any "
+            "filler; raise task.length or max_prompt_tokens"
+        )
+    fits, over = 0, 1
+    while len(whole(over).input_ids) <= limit:
+        fits, over = over, 2 * over
+    while over - fits > 1:
+        middle = (fits + over) // 2
+        if len(whole(middle).input_ids) <= limit:
+            fits = middle
+        else:
+            over = middle
+    return whole(fits)
