@@ -37,7 +37,7 @@ class Example:
 
 
 class Task(ABC):
-    """A family of sub-tasks that make examples and score predictions; every choice is made at construction."""
+    """A family of sub-tasks that make examples and score predictions."""
 
     name: ClassVar[str]
 

@@ -22,23 +22,25 @@ _PEOPLE = (
     "a retired miner", "the choir leader", "a young mechanic", "the beekeeper", "a tired farmer",
 )  # fmt: skip
 _DEEDS = (
-    "mended a broken fence", "carried a basket of pears", "painted the window frames", "read aloud from a letter",
-    "swept the stone steps", "tuned a dusty piano", "sorted a box of buttons", "planted a row of beans",
-    "told a long story", "fixed the leaking pump", "folded the clean sheets", "polished the brass bell",
-    "sharpened every tool in the shed", "cooked a pot of lentils", "wrote a note to a friend",
-    "watched the boats come in", "taught the children a song", "counted the sheep twice",
-    "forgot an umbrella on the bench", "drew a careful map", "shared a loaf of bread", "lit a small fire",
+    "mended a broken fence", "carried a basket of pears", "painted the window frames",
+    "read aloud from a letter", "swept the stone steps", "tuned a dusty piano", "sorted a box of buttons",
+    "planted a row of beans", "told a long story", "fixed the leaking pump", "folded the clean sheets",
+    "polished the brass bell", "sharpened every tool in the shed", "cooked a pot of lentils",
+    "wrote a note to a friend", "watched the boats come in", "taught the children a song",
+    "counted the sheep twice", "forgot an umbrella on the bench", "drew a careful map",
+    "shared a loaf of bread", "lit a small fire",
 )  # fmt: skip
 _PLACES = (
-    "near the mill", "behind the church", "at the edge of the market", "beside the slow river", "in the old barn",
-    "under the chestnut tree", "on the upper road", "by the empty station", "across from the inn",
-    "in a narrow courtyard", "at the top of the hill", "outside the bakery", "along the sandy path",
-    "inside the greenhouse", "next to the fountain", "at the far end of the pier",
+    "near the mill", "behind the church", "at the edge of the market", "beside the slow river",
+    "in the old barn", "under the chestnut tree", "on the upper road", "by the empty station",
+    "across from the inn", "in a narrow courtyard", "at the top of the hill", "outside the bakery",
+    "along the sandy path", "inside the greenhouse", "next to the fountain", "at the far end of the pier",
 )  # fmt: skip
 _TIMES = (
-    "early in the morning", "after the storm", "before supper", "late in the autumn", "on the day of the fair",
-    "during the long winter", "as the bells rang", "while the fog was lifting", "at the end of the week",
-    "when the harvest was done", "in the first warm days of spring", "shortly after sunset",
+    "early in the morning", "after the storm", "before supper", "late in the autumn",
+    "on the day of the fair", "during the long winter", "as the bells rang", "while the fog was lifting",
+    "at the end of the week", "when the harvest was done", "in the first warm days of spring",
+    "shortly after sunset",
 )  # fmt: skip
 _REASONS = (
     "because nobody else would do it", "although the wind was cold", "and did not speak of it again",
@@ -47,13 +49,17 @@ _REASONS = (
     "and everyone agreed it was well done", "hoping the weather would hold", "with more patience than skill",
 )  # fmt: skip
 _MOODS = (
-    "The air smelled of {a} and {b}.", "Nothing in the village was as familiar as the smell of {a} and {b}.",
-    "People spoke about {a}, and then, as usual, about {b}.", "There was much talk of {a} that year, and none of {b}.",
-    "A letter arrived that mentioned {a} and nothing else.", "Some preferred {a}; others would only hear of {b}.",
-)  # fmt: skip
+    "The air smelled of {a} and {b}.",
+    "Nothing in the village was as familiar as the smell of {a} and {b}.",
+    "People spoke about {a}, and then, as usual, about {b}.",
+    "There was much talk of {a} that year, and none of {b}.",
+    "A letter arrived that mentioned {a} and nothing else.",
+    "Some preferred {a}; others would only hear of {b}.",
+)
 _THINGS = (
-    "woodsmoke", "wet leaves", "fresh paint", "cut grass", "warm milk", "honey", "rope", "candle wax", "apples",
-    "sea salt", "new leather", "strong coffee", "clean linen", "dry hay", "pine resin", "roasted chestnuts",
+    "woodsmoke", "wet leaves", "fresh paint", "cut grass", "warm milk", "honey", "rope", "candle wax",
+    "apples", "sea salt", "new leather", "strong coffee", "clean linen", "dry hay", "pine resin",
+    "roasted chestnuts",
 )  # fmt: skip
 
 

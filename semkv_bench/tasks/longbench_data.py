@@ -1,19 +1,23 @@
 """LongBench's items: from the hub's archive, a local archive, or a folder of <task>.jsonl files."""
 
 import json
+import urllib.error
+import urllib.request
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 from semkv_bench.errors import MissingError, UsageError
 from semkv_bench.tasks.longbench_metrics import paragraph_number
 
-__all__ = ["HUB_DATASET", "HUB_REVISION", "Archive", "Folder", "Item", "Source", "fetch_archive", "open_source"]
+__all__ = ["HUB_REVISION", "Archive", "Folder", "Item", "Source", "fetch_archive", "open_source"]
 
 HUB_DATASET = "THUDM/LongBench"
 HUB_REVISION = "5e628be450b7e67fb7ae6e201bd6d8f7056f7672"
+_TIMEOUT_S = 15
 _CLASSIFIED = ("trec", "lsht")
 _NUMBERED = ("passage_retrieval_en", "passage_retrieval_zh")
 
@@ -72,7 +76,7 @@ class Archive:
             try:
                 data = archive.read(found[0])
             except (zipfile.BadZipFile, OSError, RuntimeError) as error:
-                raise UsageError(f"{self.path}: {found[0]} cannot be read ({error}); fetch it again") from None
+                raise UsageError(f"{self.path}: cannot read {found[0]} ({error}); fetch it again") from None
         return _parse(data, task, f"{self.path}:{found[0]}")
 
     def _open(self) -> zipfile.ZipFile:
@@ -102,20 +106,34 @@ def open_source(path: str | Path) -> Source:
 
 
 def fetch_archive(revision: str) -> Source:
-    """data.zip of the hub's dataset, from the hub's cache where it is; MissingError where it cannot be had."""
-    import httpx
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    """data.zip of the hub's dataset, kept in the hub's cache; MissingError where it cannot be had."""
+    from huggingface_hub import constants, hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
+    fetch = partial(hf_hub_download, HUB_DATASET, "data.zip", repo_type="dataset", revision=revision)
     try:
-        path = hf_hub_download(HUB_DATASET, "data.zip", repo_type="dataset", revision=revision)
-    except (OSError, ValueError, HfHubHTTPError, HFValidationError, httpx.HTTPError) as error:
+        try:
+            path = fetch(local_files_only=True)
+        except LocalEntryNotFoundError:
+            # The hub's client would try for half a minute where there is no network.
+            if not constants.HF_HUB_OFFLINE:
+                _touch(constants.ENDPOINT)
+            path = fetch()
+    except (OSError, ValueError, HfHubHTTPError) as error:
         raise MissingError(
-            f"LongBench's data is not on this machine and cannot be fetched ({type(error).__name__}); where there "
-            f"is a network run `hf download {HUB_DATASET} data.zip --repo-type dataset --revision {revision} "
+            f"LongBench's data is not here and cannot be fetched ({type(error).__name__}); where there is a "
+            f"network run `hf download {HUB_DATASET} data.zip --repo-type dataset --revision {revision} "
             "--local-dir DIR`, then give task.path=DIR/data.zip"
         ) from None
     return Archive(Path(path))
+
+
+def _touch(url: str) -> None:
+    """Raise OSError where the host of ``url`` cannot be reached; any answer of it will do."""
+    try:
+        urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=_TIMEOUT_S).close()
+    except urllib.error.HTTPError:
+        return
 
 
 def _parse(data: bytes, task: str, label: str) -> list[Item]:
@@ -157,7 +175,8 @@ def _item(row: Any, task: str, where: str) -> Item:
         raise UsageError(f"{where}: field all_classes must hold the answers of a classification task")
     if task in _NUMBERED and None in map(paragraph_number, answers):
         raise UsageError(f"{where}: field answers must name a paragraph by its number")
-    return Item(row["_id"], row["input"], row["context"], tuple(answers), None if classes is None else tuple(classes))
+    classes = None if classes is None else tuple(classes)
+    return Item(row["_id"], row["input"], row["context"], tuple(answers), classes)
 
 
 def _is_text_list(value: Any) -> bool:

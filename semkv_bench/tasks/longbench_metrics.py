@@ -54,7 +54,7 @@ def rouge_l(prediction: str, reference: str, all_classes: Sequence[str] | None =
     """ROUGE-L F of the ``rouge`` package; 0 where it raises, as for empty text and for "."."""
     rouge = Rouge(metrics=["rouge-l"], stats=["f"])
     limit = sys.getrecursionlimit()
-    # The package recurses once a word. Counting from here keeps the score the same however deep the caller is.
+    # The package recurses once a word; counting from here keeps the score free of the caller's depth.
     sys.setrecursionlimit(limit + _stack_depth())
     try:
         return rouge.get_scores([prediction], [reference])[0]["rouge-l"]["f"]
@@ -120,8 +120,8 @@ def _english_words(text: str) -> list[str]:
 
 
 def _chinese_words(text: str) -> list[str]:
-    words = ("".join(ch for ch in word.lower() if ch not in _CHINESE_PUNCTUATION) for word in _jieba().cut(text))
-    return [joined for word in words if (joined := "".join(word.split()))]
+    bare = ("".join(ch for ch in w.lower() if ch not in _CHINESE_PUNCTUATION) for w in _jieba().cut(text))
+    return [word for w in bare if (word := "".join(w.split()))]
 
 
 @functools.cache

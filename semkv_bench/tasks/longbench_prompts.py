@@ -73,7 +73,7 @@ OWN: Mapping[str, str] = {
         "Sum up what all the articles say together in about one page.\n\nThe articles in one page:"
     ),
     "vcsum": "这是一次会议的发言实录。\n\n{context}\n\n实录到此结束。请用一段话概括会议讲了什么。\n\n概括：",
-    "trec": "Each question below is followed by its type. Name the type of the last one.\n\n{context}\n{input}",
+    "trec": "Each question below is followed by its type. Name that of the last one.\n\n{context}\n{input}",
     "triviaqa": (
         "Each passage below comes with a question and a short answer. Answer the last question in the same "
         "way.\n\n{context}\n\n{input}"
@@ -86,7 +86,8 @@ OWN: Mapping[str, str] = {
     "passage_count": (
         "Some of the numbered paragraphs below are copies of others. Find out how many different ones "
         "remain when every copy is taken away.\n\n{context}\n\n"
-        "Write the number of different paragraphs as a numeral and nothing else.\n\nNumber of different paragraphs:"
+        "Write the number of different paragraphs as a numeral and nothing else.\n\n"
+        "Number of different paragraphs:"
     ),
     "passage_retrieval_en": (
         "Below are numbered paragraphs, and after them a summary of one of these.\n\n{context}\n\n"
@@ -97,7 +98,10 @@ OWN: Mapping[str, str] = {
         "下面是编了号的段落，之后是其中某一段的概要。\n\n{context}\n\n概要如下：\n\n{input}\n\n"
         "这份概要写的是哪一段？只需按“段落N”的形式作答，N为该段的编号。\n\n答："
     ),
-    "lcc": "This source file stops in the middle. Write the one line that follows.\n{context}The line that follows:\n",
+    "lcc": (
+        "This source file stops in the middle. Write the one line that follows.\n{context}"
+        "The line that follows:\n"
+    ),
     "repobench-p": (
         "These are pieces of one project; the last source file stops in the middle. Write the one line that "
         "follows.\n{context}{input}The line that follows:\n"
@@ -140,8 +144,8 @@ def load_prompts(choice: str, path: str | Path | None, names: tuple[str, ...]) -
                 "task.prompts_path=FILE, or use prompts=own"
             ) from None
         _log.warning(
-            "LongBench's own prompts cannot be had (%s): prompts of this project's wording are used, and scores "
-            "are not comparable with published ones. Give task.prompts_path=FILE to use the benchmark's.",
+            "LongBench's own prompts cannot be had (%s): prompts of this project's wording are used, and "
+            "scores are not comparable with published ones; task.prompts_path=FILE gives the benchmark's.",
             error,
         )
         return PromptSet("own", OWN)
@@ -156,11 +160,11 @@ def _read_local(path: Path, names: tuple[str, ...]) -> PromptSet:
     try:
         data = file.read_bytes()
     except OSError:
-        raise MissingError(f"task.prompts_path={path}: there is no {file}; give {_FILE} or its folder") from None
+        raise MissingError(f"task.prompts_path={path} is not there; give {_FILE} or its folder") from None
     templates = _templates(data, str(file), names)
     if _sha256(data) == OFFICIAL_SHA256:
         return PromptSet("official", templates)
-    _log.warning("%s is not the benchmark's published file; its prompts are used and recorded as custom.", file)
+    _log.warning("%s is not the published file; its prompts are used and recorded as custom.", file)
     return PromptSet("custom", templates)
 
 
@@ -191,7 +195,9 @@ def _official_bytes() -> bytes:
 
 
 def _fetch() -> bytes:
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
         raise _Unavailable("HF_HUB_OFFLINE is set")
     try:
         with urllib.request.urlopen(OFFICIAL_URL, timeout=_TIMEOUT_S) as response:
@@ -208,7 +214,7 @@ def _store(file: Path, data: bytes) -> None:
             temporary.write(data)
         os.replace(temporary.name, file)
     except OSError as error:
-        _log.warning("LongBench's prompts could not be kept in %s (%s) and will be fetched again.", file, error)
+        _log.warning("LongBench's prompts could not be kept in %s (%s).", file, error)
 
 
 def _sha256(data: bytes) -> str:

@@ -17,7 +17,9 @@ __all__ = ["DEFAULT_SUBTASKS", "SUBTASKS", "Synthetic"]
 DEFAULT_PER_TASK = 20
 _GOLDEN_RATIO = 0.6180339887498949
 
-_COLOURS = ("amber", "scarlet", "violet", "turquoise", "crimson", "emerald", "ivory", "cobalt", "silver", "golden")
+_COLOURS = (
+    "amber", "scarlet", "violet", "turquoise", "crimson", "emerald", "ivory", "cobalt", "silver", "golden",
+)  # fmt: skip
 _OBJECTS = (
     "lantern", "compass", "dragon", "castle", "rocket", "violin", "glacier", "tiger", "helmet", "submarine",
     "telescope", "pyramid", "falcon", "locomotive", "diamond", "volcano",
@@ -59,7 +61,7 @@ def _one_of_many_keys(rng: random.Random, n_keys: int) -> _Puzzle:
     asked = rng.randrange(n_keys)
     plural = "Secret numbers are" if n_keys > 1 else "A secret number is"
     return _Puzzle(
-        intro=f"{plural} hidden in the text below. Read it carefully, I will ask about it afterwards.",
+        intro=f"{plural} hidden in the text below. Read it carefully, I will ask about it.",
         needles=tuple(f"The secret number of the {k} is {v}." for k, v in zip(keys, values, strict=True)),
         asked=(asked,),
         question=f"What is the secret number of the {keys[asked]} in the text above?",
@@ -71,7 +73,7 @@ def _one_of_many_keys(rng: random.Random, n_keys: int) -> _Puzzle:
 def _one_key_many_values(rng: random.Random, n_values: int) -> _Puzzle:
     (key,), values = _keys(rng, 1), _values(rng, n_values)
     return _Puzzle(
-        intro="Secret numbers are hidden in the text below. Read it carefully, I will ask about them afterwards.",
+        intro="Secret numbers are hidden in the text below. Read it carefully, I will ask about them.",
         needles=tuple(f"One of the secret numbers of the {key} is {value}." for value in values),
         asked=tuple(range(n_values)),
         question=f"What are all the {n_values} secret numbers of the {key} in the text above?",
@@ -103,7 +105,7 @@ def _variable_chain(rng: random.Random, hops: int) -> _Puzzle:
         if chain == 0:
             asked.append(place)
     return _Puzzle(
-        intro="The text below hides variables and their values. Follow how a value passes from one to the next.",
+        intro="The text below hides variables. Follow how a value passes from one to the next.",
         needles=tuple(needles),
         asked=tuple(asked),
         question=f"Which {hops + 1} variables equal {values[0]}, directly or through another variable?",
@@ -191,7 +193,7 @@ def _example(
     puzzle = subtask.puzzle(random.Random(f"{name}/{seed}/{index}"))
     depths = _depths(name, seed, index, puzzle)
     sentences = FILLERS[subtask.filler](random.Random(f"{name}/{seed}/{index}/filler"))
-    prompt = _fill(tokenizer, puzzle, depths, sentences, limit)
+    prompt = _fill(tokenizer, name, puzzle, depths, sentences, limit)
     answer = ", ".join(puzzle.wanted)
     target = encode_target(tokenizer, prompt, answer, spaced=True)
     return Example(
@@ -214,7 +216,12 @@ def _depths(name: str, seed: int, index: int, puzzle: _Puzzle) -> list[float]:
 
 
 def _fill(
-    tokenizer: Any, puzzle: _Puzzle, depths: Sequence[float], sentence: Callable[[], str], limit: int
+    tokenizer: Any,
+    name: str,
+    puzzle: _Puzzle,
+    depths: Sequence[float],
+    sentence: Callable[[], str],
+    limit: int,
 ) -> Encoded:
     """The prompt with as many whole sentences of filler as ``limit`` tokens allow."""
     filler: list[str] = []
@@ -228,8 +235,8 @@ def _fill(
     shortest = len(whole(0).input_ids)
     if shortest > limit:
         raise UsageError(
-            f"prompts of {limit} tokens are too short for this sub-task, which takes {shortest} without any "
-            "filler; raise task.length or max_prompt_tokens"
+            f"prompts of {limit} tokens are too short for {name}, which takes {shortest} without any filler; "
+            "raise task.length or max_prompt_tokens"
         )
     fits, over = 0, 1
     while len(whole(over).input_ids) <= limit:
