@@ -116,6 +116,7 @@ class Engine:
             outcomes.extend(done)
         return outcomes
 
+    @torch.inference_mode()
     def prefill(self, input_ids: Sequence[int]) -> None:
         """Fill the prompt cache with keys and values of ``input_ids`` in the model's own precision."""
         self.prompt.reserve(1, len(input_ids))
@@ -123,6 +124,7 @@ class Engine:
         for chunk in ids.split(self.options.prefill_chunk or len(input_ids), dim=1):
             self._forward(self.loaded.model.base_model, chunk, self.prompt)
 
+    @torch.inference_mode()
     def fill(self, settings: Sequence[Setting], seed: int, room: int) -> None:
         """Give every setting a row that holds the prompt's cache as that setting would return it.
 

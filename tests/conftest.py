@@ -1,5 +1,79 @@
-"""Shared by all tests."""
+"""Models that several test modules share."""
 
 import os
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from semkv_bench.models import EmbeddedModel, LoadedModel
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+_SMALL = {
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "eos_token_id": 2,
+    "bos_token_id": 1,
+    "pad_token_id": 0,
+    # Large weights, so that a random model's answers depend on its prompt.
+    "initializer_range": 0.4,
+}
+
+
+def _tiny(config_class, model_class, **changes) -> LoadedModel:
+    torch.manual_seed(7)
+    model = model_class(config_class(**{**_SMALL, **changes})).eval()
+    tokenizer = SimpleNamespace(decode=lambda ids, skip_special_tokens: " ".join(map(str, ids)), eos_token_id=2)
+    return LoadedModel(model, tokenizer, label=f"tiny-{config_class.model_type}", revision=None)
+
+
+_ARCHITECTURES = {
+    "llama": (LlamaConfig, LlamaForCausalLM, {}),
+    "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": None}),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
+    "gemma3": (
+        Gemma3TextConfig,
+        Gemma3ForCausalLM,
+        {
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "query_pre_attn_scalar": 16,
+        },
+    ),
+}
+
+
+@pytest.fixture(scope="session", params=sorted(_ARCHITECTURES))
+def tiny(request) -> LoadedModel:
+    """A random model of three layers, of each architecture in turn."""
+    config_class, model_class, changes = _ARCHITECTURES[request.param]
+    return _tiny(config_class, model_class, **changes)
+
+
+@pytest.fixture(scope="session")
+def tiny_llama() -> LoadedModel:
+    """A random Llama of three layers."""
+    return _tiny(LlamaConfig, LlamaForCausalLM)
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> LoadedModel:
+    """The embedded small model."""
+    return EmbeddedModel().load()

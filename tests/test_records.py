@@ -1,0 +1,161 @@
+import fcntl
+import json
+
+import pytest
+import yaml
+
+from semkv_bench.errors import MissingError, SemkvError, UsageError
+from semkv_bench.records import RunFolder, protocol_hash, read_run
+
+PROTOCOL = {"settings": {"full": {}, "affine-L4": {}}, "examples": {"count": 3}, "model": "m"}
+
+
+def _unit(example_id: str) -> list[dict]:
+    common = {"task": "t", "example_id": example_id, "seed": 0, "turn": 0}
+    return [{**common, "setting": name, "score": 1.0, "prediction": "ü 7"} for name in PROTOCOL["settings"]]
+
+
+def _started(path) -> RunFolder:
+    folder = RunFolder.open(path, PROTOCOL, "a: 1\n")
+    folder.start()
+    return folder
+
+
+def test_protocol_is_written_before_any_record(tmp_path):
+    RunFolder.open(tmp_path / "run", PROTOCOL, "a: 1\n")
+    written = yaml.safe_load((tmp_path / "run/protocol.yaml").read_text())
+    assert written["hash"] == protocol_hash(PROTOCOL) == protocol_hash(written)
+    assert not list((tmp_path / "run").glob("records-*"))
+
+
+def test_append_and_read_back(tmp_path):
+    folder = _started(tmp_path)
+    for name in "ab":
+        folder.append(_unit(name))
+    assert not folder.complete
+    folder.append(_unit("c"))
+    assert folder.complete
+    frame, protocol = read_run(tmp_path)
+    assert len(frame) == 6 and protocol["model"] == "m"
+    assert set(frame.prediction) == {"ü 7"}
+
+
+@pytest.mark.parametrize("cut", range(0, 240, 7))
+def test_torn_at_any_byte_the_unit_is_done_again(tmp_path, cut):
+    folder = _started(tmp_path)
+    folder.append(_unit("a"))
+    folder.append(_unit("b"))
+    folder.close()
+    file = tmp_path / "records-0.jsonl"
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) - 1 - cut])
+    resumed = _started(tmp_path)
+    for name in "ab":
+        if ("t", name, 0) not in resumed.done:
+            resumed.append(_unit(name))
+    assert file.read_bytes() == whole
+
+
+def test_several_writers_have_a_file_each(tmp_path):
+    first, second = _started(tmp_path), _started(tmp_path)
+    first.append(_unit("a"))
+    second.append(_unit("b"))
+    assert sorted(p.name for p in tmp_path.glob("records-*")) == ["records-0.jsonl", "records-1.jsonl"]
+    first.refresh()
+    assert {unit[1] for unit in first.done} == {"a", "b"}
+    second.append(_unit("a"))
+    assert len(read_run(tmp_path)[0]) == 4
+
+
+def test_a_living_writer_is_not_repaired(tmp_path):
+    folder = _started(tmp_path)
+    folder.append(_unit("a"))
+    path = tmp_path / "records-0.jsonl"
+    with path.open("ab") as other:
+        other.write(b'{"task": "t", "exam')
+    _started(tmp_path)
+    assert path.read_bytes().endswith(b'"exam')
+
+
+def test_another_protocol_is_refused(tmp_path):
+    _started(tmp_path).close()
+    with pytest.raises(UsageError, match="another protocol .different: model."):
+        RunFolder.open(tmp_path, {**PROTOCOL, "model": "n"}, "")
+
+
+def test_a_changed_protocol_is_noticed(tmp_path):
+    folder = _started(tmp_path)
+    folder.append(_unit("a"))
+    path = tmp_path / "protocol.yaml"
+    path.write_text(path.read_text().replace("model: m", "model: n"))
+    with pytest.raises(UsageError, match="hash does not match"):
+        read_run(tmp_path)
+    with pytest.raises(UsageError, match="was changed"):
+        RunFolder.open(tmp_path, PROTOCOL, "")
+
+
+def test_a_folder_of_something_else_is_not_touched(tmp_path):
+    (tmp_path / "thesis.tex").write_text("x")
+    with pytest.raises(UsageError, match="not a run folder"):
+        RunFolder.open(tmp_path, PROTOCOL, "")
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_full_disk_keeps_what_was_there(tmp_path, monkeypatch):
+    folder = _started(tmp_path)
+    folder.append(_unit("a"))
+    before = (tmp_path / "records-0.jsonl").read_bytes()
+
+    class Full:
+        def __init__(self, file):
+            self.file = file
+
+        def write(self, data):
+            self.file.write(data[:50])
+            self.file.flush()
+            raise OSError(28, "No space left on device")
+
+        def __getattr__(self, name):
+            return getattr(self.file, name)
+
+    folder._file = Full(folder._file)
+    with pytest.raises(SemkvError, match="No space left on device"):
+        folder.append(_unit("b"))
+    assert (tmp_path / "records-0.jsonl").read_bytes() == before
+    folder._file = folder._file.file
+    folder.append(_unit("b"))
+    assert len(read_run(tmp_path)[0]) == 4
+
+
+def test_nothing_recorded_yet(tmp_path):
+    with pytest.raises(MissingError, match="not a run folder"):
+        read_run(tmp_path / "nowhere")
+    _started(tmp_path)
+    with pytest.raises(MissingError, match="no finished example"):
+        read_run(tmp_path)
+
+
+def test_a_broken_line_in_the_middle_is_named(tmp_path):
+    folder = _started(tmp_path)
+    folder.append(_unit("a"))
+    folder.close()
+    path = tmp_path / "records-0.jsonl"
+    path.write_bytes(b"garbage\n" + path.read_bytes())
+    with pytest.raises(UsageError, match=r"records-0.jsonl, line 1"):
+        read_run(tmp_path)
+
+
+def test_environment_of_every_session_is_kept(tmp_path):
+    folder = _started(tmp_path)
+    folder.write_environment({"torch": "a"})
+    folder.write_environment({"torch": "b"})
+    assert [s["torch"] for s in json.loads((tmp_path / "environment.json").read_text())["sessions"]] == ["a", "b"]
+
+
+def test_the_lock_ends_with_the_writer(tmp_path):
+    folder = _started(tmp_path)
+    with (tmp_path / "records-0.jsonl").open() as other, pytest.raises(OSError):
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    folder.close()
+    with (tmp_path / "records-0.jsonl").open() as other:
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
