@@ -113,7 +113,9 @@ def set_bits_axis(axes: Axes, bits: list[float], labels: list[str], first: list[
     ticks = axes.xaxis.get_major_ticks()[: len(bits)]
     boxes = [tick.label1.get_window_extent(renderer) for tick in ticks]
     row_height = max((box.height for box in boxes), default=0.0) * 72 / figure.dpi + 3
-    order = sorted(range(len(bits)), key=lambda index: (bits[index] not in first, bits[index] % 1 > 1e-9, bits[index]))
+    order = sorted(
+        range(len(bits)), key=lambda index: (bits[index] not in first, bits[index] % 1 > 1e-9, bits[index])
+    )
     rows: list[list] = [[] for _ in range(_ROWS)]
     blank = list(labels)
     for index in order:

@@ -12,8 +12,8 @@ from semkv_bench.report.formatting import (
     fixed,
     grid_point,
     interval,
-    join,
     known,
+    plural,
     ratio,
 )
 from semkv_bench.report.verdict import interval_words
@@ -59,9 +59,10 @@ def cards(report: dict) -> list[Card]:
     made = [_cliff_card(report), _point_card(report)]
     if reference is not None:
         bounds = interval(reference["score_ci"])
-        made.append(Card("Full-precision score", fixed(reference["score"]), f"interval {bounds}, scale 0 to 1"))
-    tasks = len(report["tasks"])
-    evidence = f"{count(report['n_clusters'])} independent, {tasks} task{'s' if tasks != 1 else ''}"
+        made.append(
+            Card("Full-precision score", fixed(reference["score"]), f"interval {bounds}, scale 0 to 1")
+        )
+    evidence = f"{count(report['n_clusters'])} independent, {plural(len(report['tasks']), 'task')}"
     made.append(Card("Paired examples", count(report["n_examples"]), evidence))
     made.append(Card("Margin", f"{report['margin']:g}", f"{fixed_when}; alpha {report['alpha']:g}"))
     return made
@@ -69,11 +70,15 @@ def cards(report: dict) -> list[Card]:
 
 def _cliff_card(report: dict) -> Card:
     cliff = report["cliff"]
-    likely = f"; bootstrap probability {fixed(cliff['probability'], 2)}" if known(cliff["probability"]) else ""
+    likely = (
+        f"; bootstrap probability {fixed(cliff['probability'], 2)}" if known(cliff["probability"]) else ""
+    )
     if cliff["status"] == "located":
         ends = [grid_point(cliff[f"{end}_setting"], cliff[f"{end}_bits"], "") for end in ("lower", "upper")]
         note = f"collapses at {ends[0]}, holds at {ends[1]}"
-        return Card("Cliff, code bits", interval_words(cliff["lower_bits"], cliff["upper_bits"]), note + likely)
+        return Card(
+            "Cliff, code bits", interval_words(cliff["lower_bits"], cliff["upper_bits"]), note + likely
+        )
     where = {
         "above_grid": ("above the grid", "the most bits tested already lose quality"),
         "below_grid": ("below the grid", "the fewest bits tested still hold"),
@@ -88,7 +93,9 @@ def _point_card(report: dict) -> Card:
     if point is None:
         return Card("Cheapest safe cache", "none", "no setting is shown to be equivalent to full")
     if not known(point["effective_bits"]):
-        return Card("Cheapest safe cache", clean(point["setting"]), f"{bits_text(point['code_bits'])} code bits")
+        return Card(
+            "Cheapest safe cache", clean(point["setting"]), f"{bits_text(point['code_bits'])} code bits"
+        )
     note = f"{effective_text(point['effective_bits'])} effective bits per value, {ratio(point['compression'], 1)} smaller"
     return Card("Cheapest safe cache", clean(point["setting"]), note)
 
@@ -102,7 +109,9 @@ def samples(report: dict, frame: pd.DataFrame, most: int = 6) -> list[Sample]:
         return []
     roles = _roles(report)
     keys = [key for key in ("task", "example_id", "seed", "turn") if key in frame]
-    chosen = frame[frame["setting"].isin(list(roles)) & frame["prediction"].notna()].drop_duplicates([*keys, "setting"])
+    chosen = frame[frame["setting"].isin(list(roles)) & frame["prediction"].notna()].drop_duplicates(
+        [*keys, "setting"]
+    )
     scores = chosen.set_index([*keys, "setting"])["score"].unstack("setting")
     if report["reference"] not in scores or len(scores.columns) < 2:
         return []
@@ -133,7 +142,9 @@ def _roles(report: dict) -> dict[str, str]:
 def _sample(key: tuple, by_key: dict, roles: dict[str, str]) -> Sample:
     part = by_key[key].set_index("setting")
     predictions = tuple(
-        Prediction(clean(name), role, fixed(float(part.loc[name, "score"])), _cut(part.loc[name, "prediction"]))
+        Prediction(
+            clean(name), role, fixed(float(part.loc[name, "score"])), _cut(part.loc[name, "prediction"])
+        )
         for name, role in roles.items()
         if name in part.index
     )
@@ -161,7 +172,7 @@ def run_facts(report: dict, context: dict) -> list[tuple[str, str]]:
         ("Records from", context.get("source")),
     ]
     facts = [(name, _words(value)) for name, value in facts]
-    facts += [(name.replace("_", " ").capitalize(), words) for name, words in _flat(context.get("environment") or {})]
+    facts += [(_title(name), words) for name, words in _flat(context.get("environment") or {})]
     return [(name, words) for name, words in facts if words]
 
 
@@ -171,6 +182,11 @@ def _words(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(clean(item) for item in value)
     return clean(value)
+
+
+def _title(name: str) -> str:
+    words = name.replace("_", " ").strip()
+    return words.upper() if words in ("cpu", "gpu", "cuda") else words[:1].upper() + words[1:]
 
 
 def _flat(tree: dict, prefix: str = "") -> list[tuple[str, str]]:
@@ -241,6 +257,6 @@ def _verdict_note(margin: str) -> str:
         "inconclusive: the sample is too small to tell",
     ]
     return (
-        f"{join(meanings).capitalize()}. Insensitive means that the run could not have seen a loss, because nothing "
+        f"{'; '.join(meanings).capitalize()}. Insensitive means that the run could not have seen a loss, because nothing "
         "in it collapsed or full precision does not do the task."
     )

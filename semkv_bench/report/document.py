@@ -101,7 +101,10 @@ def _page(report: dict, frame: pd.DataFrame, context: dict, figures: list[Drawn]
 def _tasks(report: dict) -> dict:
     """The table of tasks: settings across, tasks down, the reference first."""
     names = [report["reference"], *(row["setting"] for row in tested_settings(report))]
-    rows = [(clean(task), [_task_cell(result, report["margin"]) for result in results]) for task, results in task_rows(report, names)]
+    rows = [
+        (clean(task), [_task_cell(result, report["margin"]) for result in results])
+        for task, results in task_rows(report, names)
+    ]
     return {"settings": [clean(name) for name in names], "rows": rows}
 
 
@@ -145,7 +148,7 @@ def _render(name: str, page: Mapping) -> bytes:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters.update(md=_markdown, minus=_minus, inline=_inline, slug=_slug)
+    environment.filters.update(md=_markdown, minus=_minus, inline=_inline, breakable=_breakable)
     return environment.get_template(name).render(page).encode("utf-8", "replace")
 
 
@@ -164,5 +167,6 @@ def _inline(figure: Drawn) -> Markup:
     return Markup(inline_svg(figure.svg, figure.name, str(escape(figure.title)), description))
 
 
-def _slug(title: str) -> str:
-    return "".join(character if character.isalnum() else "-" for character in title.lower())
+def _breakable(name: str) -> Markup:
+    """A name that may be broken behind its separators."""
+    return Markup(re.sub(r"(?<=[@:/_])(?=.)", "<wbr>", str(escape(name))))

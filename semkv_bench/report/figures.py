@@ -64,7 +64,9 @@ def _draw(name: str, report: dict) -> Drawn | None:
         figure, axes = new_figure(painter.title, painter.x_label, painter.y_label)
         painter.paint(report, points, axes)
         _legend(figure, axes)
-        written = f"{painter.title}. " + "; ".join(f"{clean(row['setting'])} {painter.words(row)}" for row in points)
+        written = f"{painter.title}. " + "; ".join(
+            f"{clean(row['setting'])} {painter.words(row)}" for row in points
+        )
         reference = _reference(report)
         if reference is not None and painter.words(reference):
             written += f"; {clean(reference['setting'])} {painter.words(reference)}"
@@ -76,9 +78,18 @@ def _paint_score(report: dict, points: list[dict], axes: Axes) -> None:
     if reference is not None:
         margin = report["margin"]
         top = reference["score"] + margin
-        axes.axhspan(reference["score"] - margin, top, color=PALETTE["green"], alpha=0.16, lw=0, label=_margin_words(report))
-        if all(known(end) for end in reference["score_ci"]):
-            axes.axhspan(*reference["score_ci"], color=PALETTE["muted"], alpha=0.14, lw=0, label="interval of full")
+        axes.axhspan(
+            reference["score"] - margin,
+            top,
+            color=PALETTE["green"],
+            alpha=0.16,
+            lw=0,
+            label=_margin_words(report),
+        )
+        if all(known(end) for end in reference["score_ci"]) and len(set(reference["score_ci"])) == 2:
+            axes.axhspan(
+                *reference["score_ci"], color=PALETTE["muted"], alpha=0.14, lw=0, label="interval of full"
+            )
         _reference_line(axes, reference["score"], fixed(reference["score"]))
     _bits_axis(report, points, axes)
     _series(axes, points, "code_bits", "score", "score_ci")
@@ -94,7 +105,14 @@ def _paint_difference(report: dict, points: list[dict], axes: Axes) -> None:
     for verdict, (marker, colour, filled) in _VERDICT_MARKS.items():
         rows = [row for row in points if row["verdict"] == verdict]
         if rows:
-            _marks(axes, rows, ("code_bits", "diff", "diff_ci"), (marker, colour), verdict, lambda row, f=filled: f)
+            _marks(
+                axes,
+                rows,
+                ("code_bits", "diff", "diff_ci"),
+                (marker, colour),
+                verdict,
+                lambda row, f=filled: f,
+            )
 
 
 _VERDICT_MARKS = {
@@ -140,7 +158,13 @@ def _paint_divergence(report: dict, points: list[dict], axes: Axes) -> None:
         floor = [axes.get_ylim()[0] * 1.25] * len(zeros)
         x = [row["code_bits"] for row in zeros]
         axes.plot(
-            x, floor, "v", ms=_SMALL + 1, mec=PALETTE["ink"], mfc=PALETTE["surface"], label="exactly 0 (off the log axis)"
+            x,
+            floor,
+            "v",
+            ms=_SMALL + 1,
+            mec=PALETTE["ink"],
+            mfc=PALETTE["surface"],
+            label="exactly 0 (off the log axis)",
         )
     if not logarithmic:
         axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
@@ -152,14 +176,25 @@ def _paint_quality(report: dict, points: list[dict], axes: Axes) -> None:
         low, high = reference["score"] - report["margin"], reference["score"] + report["margin"]
         axes.axhspan(low, high, color=PALETTE["green"], alpha=0.16, lw=0, label=_margin_words(report))
         _reference_line(axes, reference["score"], fixed(reference["score"]))
-    _series(axes, points, "effective_bits", "score", "score_ci", lambda row: row["verdict"] in HOLDS, joined=False)
-    axes.plot([], [], "o", ms=_SMALL, mec=PALETTE["ink"], mfc=PALETTE["surface"], label="hollow: not shown to hold")
+    _series(
+        axes, points, "effective_bits", "score", "score_ci", lambda row: row["verdict"] in HOLDS, joined=False
+    )
+    axes.plot(
+        [], [], "o", ms=_SMALL, mec=PALETTE["ink"], mfc=PALETTE["surface"], label="hollow: not shown to hold"
+    )
     point = report["operating_point"]
     row = next((row for row in points if point and row["setting"] == point["setting"]), None)
     if row is not None:
         words = f"operating point: {shorten(clean(row['setting']), 28)}, {effective_text(row['effective_bits'])} bits"
         axes.plot(
-            row["effective_bits"], row["score"], "o", ms=14, mfc="none", mec=PALETTE["vermillion"], mew=1.8, label=words
+            row["effective_bits"],
+            row["score"],
+            "o",
+            ms=14,
+            mfc="none",
+            mec=PALETTE["vermillion"],
+            mew=1.8,
+            label=words,
         )
     axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
     axes.margins(x=0.08)
@@ -291,7 +326,9 @@ def _series(axes, points, x, y, bounds, filled=lambda row: True, joined=True) ->
         colour = SERIES_COLOURS[number % len(SERIES_COLOURS)]
         if joined and kind == "uniform":
             rows = sorted(rows, key=lambda row: row[x])
-            axes.plot([row[x] for row in rows], [row[y] for row in rows], color=PALETTE[colour], lw=1.4, zorder=2)
+            axes.plot(
+                [row[x] for row in rows], [row[y] for row in rows], color=PALETTE[colour], lw=1.4, zorder=2
+            )
         _marks(axes, rows, (x, y, bounds), (_MARKERS[kind], colour), label, filled)
 
 
@@ -299,7 +336,9 @@ def _line_by_family(axes, points, x, y) -> None:
     for _, kind, rows in _groups(points):
         if kind == "uniform":
             rows = sorted(rows, key=lambda row: row[x])
-            axes.plot([row[x] for row in rows], [row[y] for row in rows], color=PALETTE["muted"], lw=1, zorder=2)
+            axes.plot(
+                [row[x] for row in rows], [row[y] for row in rows], color=PALETTE["muted"], lw=1, zorder=2
+            )
 
 
 def _marks(axes, rows, keys, mark, label, filled) -> None:

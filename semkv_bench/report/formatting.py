@@ -21,6 +21,7 @@ __all__ = [
     "p_value",
     "percent",
     "plain_data",
+    "plural",
     "ratio",
     "shorten",
     "signed",
@@ -108,6 +109,11 @@ def count(value: int | None) -> str:
     return f"{value:,}" if known(value) else DASH
 
 
+def plural(number: int, noun: str) -> str:
+    """``1 task``, ``2 tasks``."""
+    return f"{count(number)} {noun}" if number == 1 else f"{count(number)} {noun}s"
+
+
 def bits_text(value: float | None) -> str:
     """Code bits inside a sentence: three decimals, trailing zeros dropped down to one."""
     return _trimmed(value, 1)
@@ -176,7 +182,10 @@ def clean(text: object, keep_lines: bool = False) -> str:
 def _safe(character: str, keep_lines: bool) -> str:
     if character in "\n\r\t":
         return character if keep_lines else " "
-    if unicodedata.category(character) in ("Cc", "Cs") or character in "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069":
+    if (
+        unicodedata.category(character) in ("Cc", "Cs")
+        or character in "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+    ):
         return "\ufffd"
     return character
 
@@ -186,7 +195,7 @@ def shorten(text: str, width: int) -> str:
     if len(text) <= width:
         return text
     head = (width - 1) * 2 // 3
-    return f"{text[:head]}…{text[len(text) - (width - 1 - head):]}"
+    return f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"
 
 
 def plain_data(value: object) -> object:

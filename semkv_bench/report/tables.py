@@ -8,6 +8,7 @@ from semkv_bench.report.formatting import (
     clean,
     count,
     divergence,
+    family,
     fixed,
     interval,
     known,
@@ -48,13 +49,14 @@ _KIND_ORDER = {"full": 0, "uniform": 1, "mixed": 2, "prune": 3}
 class Column:
     """One column: its heading, how a setting's cell is written, and whether cells are numbers.
 
-    ``optional`` columns are left out where no setting has a value.
+    ``optional`` columns are left out where no setting has a value; ``short`` is the heading where room is dear.
     """
 
     title: str
     cell: Callable[[dict], str]
     numeric: bool = True
     optional: bool = False
+    short: str = ""
 
 
 @dataclass(frozen=True)
@@ -65,14 +67,20 @@ class Table:
     numeric: tuple[bool, ...]
     rows: tuple[tuple[str, ...], ...]
     missing: tuple[str, ...] = ()
+    short_titles: tuple[str, ...] = ()
 
 
 def ordered_settings(report: dict) -> list[dict]:
-    """Settings in reading order: the reference, the grid from many bits to few, mixed, pruning."""
+    """Settings in reading order: the reference, the grid of each quantizer from many bits to few, mixed, pruning."""
 
     def key(row: dict):
         bits = row["code_bits"] if known(row["code_bits"]) else row["effective_bits"]
-        return (_KIND_ORDER[row["kind"]], -(bits if known(bits) else 0.0), row["setting"])
+        return (
+            _KIND_ORDER[row["kind"]],
+            family(row["setting"]) or "",
+            -(bits if known(bits) else 0.0),
+            row["setting"],
+        )
 
     return sorted(report["settings"], key=key)
 
@@ -92,11 +100,14 @@ _MAIN = (
     _NAME,
     Column("verdict", lambda row: row["verdict"], numeric=False),
     Column("code bits", lambda row: fixed(row["code_bits"])),
-    Column("effective bits", lambda row: fixed(row["effective_bits"]), optional=True),
+    Column("effective bits", lambda row: fixed(row["effective_bits"]), optional=True, short="eff. bits"),
     Column("score", lambda row: fixed(row["score"])),
-    Column("difference [interval]", lambda row: _with_interval(signed(row["diff"]), signed_interval(row["diff_ci"]))),
-    Column("compression", lambda row: ratio(row["compression"]), optional=True),
-    Column("p equivalence", lambda row: p_value(row["p_equivalence"])),
+    Column(
+        "difference [interval]",
+        lambda row: _with_interval(signed(row["diff"]), signed_interval(row["diff_ci"])),
+    ),
+    Column("compression", lambda row: ratio(row["compression"]), optional=True, short="times smaller"),
+    Column("p equivalence", lambda row: p_value(row["p_equivalence"]), short="p equiv."),
     Column("runaway", lambda row: percent(row["runaway_rate"]), optional=True),
     Column("KL", lambda row: divergence(row["kl"]), optional=True),
 )
@@ -136,7 +147,9 @@ def _table(report: dict, columns: tuple[Column, ...]) -> Table:
     cells = {column.title: [column.cell(row) for row in settings] for column in columns}
     tested = [index for index, row in enumerate(settings) if row["kind"] != "full"]
     empty = [
-        column for column in columns if column.optional and all(cells[column.title][index] == DASH for index in tested)
+        column
+        for column in columns
+        if column.optional and all(cells[column.title][index] == DASH for index in tested)
     ]
     kept = [column for column in columns if column not in empty]
     return Table(
@@ -144,6 +157,7 @@ def _table(report: dict, columns: tuple[Column, ...]) -> Table:
         numeric=tuple(column.numeric for column in kept),
         rows=tuple(zip(*(cells[column.title] for column in kept), strict=True)),
         missing=tuple(column.title for column in empty),
+        short_titles=tuple(column.short or column.title for column in kept),
     )
 
 
@@ -159,4 +173,6 @@ def interval_table(report: dict, most: int = 6) -> Table:
 
 def task_rows(report: dict, settings: list[str]) -> list[tuple[str, list[dict | None]]]:
     """Per task, its result under each of ``settings`` (None where it was not run); tasks by name."""
-    return [(task, [results.get(name) for name in settings]) for task, results in sorted(report["tasks"].items())]
+    return [
+        (task, [results.get(name) for name in settings]) for task, results in sorted(report["tasks"].items())
+    ]

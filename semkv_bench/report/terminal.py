@@ -1,11 +1,13 @@
 """The report in a terminal: verdict first, then tables that fold rather than cut a number."""
 
+import re
+
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from semkv_bench.report.formatting import DASH, clean, fixed, known, signed
+from semkv_bench.report.formatting import DASH, clean, fixed, known, plain_data, plural, signed
 from semkv_bench.report.tables import Table, interval_table, settings_table, task_rows, tested_settings
 from semkv_bench.report.verdict import cliff_words, headline, limits, operating_point_words
 
@@ -28,7 +30,7 @@ def show(report: dict, context: dict, console: Console) -> None:
 
     Tables wider than the console are continued in further tables; plain text where it is no terminal.
     """
-    printer = _Printer(console)
+    report, printer = plain_data(report), _Printer(console)
     printer.line(headline(report), "bold")
     printer.line(limits(report), "dim")
     table = settings_table(report)
@@ -36,14 +38,22 @@ def show(report: dict, context: dict, console: Console) -> None:
     printer.table(table)
     if table.missing:
         printer.line(f"Not measured in these records: {', '.join(table.missing)}.", "dim")
-    printer.heading(f"Cliff: {cliff_words(report)}")
+    likely = report["cliff"]["probability"]
+    printer.heading(
+        f"Cliff: {cliff_words(report)}" + (f", probability {fixed(likely, 2)}" if known(likely) else "")
+    )
     _show_cliff(report, printer)
     printer.heading(f"Operating point: {operating_point_words(report)}")
     _show_tasks(report, printer)
 
 
 def _sample_words(report: dict, context: dict) -> str:
-    words = f"{report['n_examples']} examples, {report['n_clusters']} clusters, {len(report['tasks'])} tasks"
+    sizes = [
+        (report["n_examples"], "example"),
+        (report["n_clusters"], "cluster"),
+        (len(report["tasks"]), "task"),
+    ]
+    words = ", ".join(plural(number, noun) for number, noun in sizes)
     source = context.get("source")
     return f"{words}, from {clean(source)}" if source else words
 
@@ -76,7 +86,7 @@ def _show_tasks(report: dict, printer: "_Printer") -> None:
     titles = ("task", clean(reference), *(clean(name) for name in shown))
     printer.table(Table(titles, (False,) + (True,) * (len(shown) + 1), tuple(rows)))
     if left:
-        printer.line(f"{left} more settings per task are in report.md and report.html.", "dim")
+        printer.line(f"{plural(left, 'more setting')} per task: see report.md or report.html.", "dim")
 
 
 def _interesting(report: dict) -> list[str]:
@@ -119,9 +129,10 @@ class _Printer:
 
     def table(self, table: Table) -> None:
         """``table``, broken by columns into as many tables as the width asks for, the first column repeated."""
+        titles = table.short_titles or table.titles
         widths = [
             max([*(cell_len(word) for word in title.split()), *(cell_len(row[index]) for row in table.rows)])
-            for index, title in enumerate(table.titles)
+            for index, title in enumerate(titles)
         ]
         widths[0] = min(widths[0], self.key_width)
         for number, columns in enumerate(_packed(widths, self.width)):
@@ -130,18 +141,34 @@ class _Printer:
             self._part(table, [0, *columns], widths)
 
     def _part(self, table: Table, columns: list[int], widths: list[int]) -> None:
-        part = RichTable(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold", collapse_padding=True)
+        part = RichTable(
+            box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold", collapse_padding=True
+        )
         for index in columns:
             part.add_column(
-                self.text(table.titles[index]),
+                self.text((table.short_titles or table.titles)[index]),
                 justify="right" if table.numeric[index] else "left",
                 overflow="fold",
                 min_width=widths[index],
                 max_width=widths[index],
             )
         for row in table.rows:
-            part.add_row(*(self.text(row[index], _style(table.titles[index], row[index])) for index in columns))
+            name = self.text(_folded(row[0], widths[0]))
+            part.add_row(
+                name,
+                *(self.text(row[index], _style(table.titles[index], row[index])) for index in columns[1:]),
+            )
         self.console.print(part)
+
+
+def _folded(name: str, width: int) -> str:
+    """``name`` over several lines, broken behind its separators where that fits ``width``."""
+    lines = [""]
+    for piece in re.findall(r"[^@:/]*[@:/]|[^@:/]+", name):
+        if lines[-1] and cell_len(lines[-1] + piece) > width:
+            lines.append("")
+        lines[-1] += piece
+    return "\n".join(lines)
 
 
 def _style(title: str, cell: str) -> str:

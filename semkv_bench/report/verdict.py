@@ -9,6 +9,7 @@ from semkv_bench.report.formatting import (
     grid_point,
     join,
     known,
+    plural,
     ratio,
 )
 
@@ -50,14 +51,14 @@ def subject(report: dict) -> str:
 
 
 def interval_words(lower: float | None, upper: float | None) -> str:
-    """A grid interval such as ``(2.0, 2.322]``, ``at most 1.0`` or ``above 4.0``; in code bits."""
+    """A grid interval such as ``(2.0, 2.322]``, ``at most 1.0`` or ``above 4.0``, in code bits."""
     if known(lower) and known(upper):
         return f"({bits_text(lower)}, {bits_text(upper)}]"
     if known(lower):
         return f"above {bits_text(lower)}"
     if known(upper):
         return f"at most {bits_text(upper)}"
-    return "none"
+    return "not located"
 
 
 def cliff_words(report: dict) -> str:
@@ -103,8 +104,12 @@ def _cliff_sentence(report: dict) -> str:
     grid = _grid(report)
     holds = sum(row["verdict"] in HOLDS for row in grid)
     lost = sum(row["verdict"] == "degraded" for row in grid)
-    tally = f"{holds} hold, {lost} collapse and {len(grid) - holds - lost} are undecided"
-    return f"The cliff of {name} could not be located: of {_plural(len(grid), 'grid point')}, {tally}"
+    open_ = len(grid) - holds - lost
+    tally = (
+        f"{holds} {'holds' if holds == 1 else 'hold'}, {lost} {'collapses' if lost == 1 else 'collapse'} "
+        f"and {open_} {'is' if open_ == 1 else 'are'} undecided"
+    )
+    return f"The cliff of {name} could not be located: of {plural(len(grid), 'grid point')}, {tally}"
 
 
 def _safest(report: dict) -> str:
@@ -165,7 +170,3 @@ def _grid_point_words(report: dict, side: str) -> str:
     bits = _grid_end(report, side)
     names = [row["setting"] for row in _grid(report) if row["code_bits"] == bits]
     return grid_point(names[0] if names else report["cliff"][f"{side}_setting"], bits)
-
-
-def _plural(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
