@@ -150,7 +150,7 @@ def png_bytes(figure: Figure) -> bytes:
 
 
 def inline_svg(svg: str, name: str, title: str, description: str) -> str:
-    """An SVG for the inside of an HTML page: themed by CSS variables, with alternative text, without addresses.
+    """An SVG for the inside of an HTML page: themed by CSS variables, with alternative text, no addresses.
 
     ``title`` and ``description`` must be escaped already. Identifiers get ``name`` as a prefix, since
     several figures share the page.

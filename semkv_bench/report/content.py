@@ -55,7 +55,7 @@ class Sample:
 def cards(report: dict) -> list[Card]:
     """The key numbers of ``report`` in reading order."""
     reference = next((row for row in report["settings"] if row["kind"] == "full"), None)
-    fixed_when = "fixed before the run" if report["preregistered"] else "not fixed before the run"
+    fixed_when = "fixed before the run" if report["preregistered"] else "not known to be fixed before the run"
     made = [_cliff_card(report), _point_card(report)]
     if reference is not None:
         bounds = interval(reference["score_ci"])
@@ -96,7 +96,8 @@ def _point_card(report: dict) -> Card:
         return Card(
             "Cheapest safe cache", clean(point["setting"]), f"{bits_text(point['code_bits'])} code bits"
         )
-    note = f"{effective_text(point['effective_bits'])} effective bits per value, {ratio(point['compression'], 1)} smaller"
+    smaller = f"{ratio(point['compression'], 1)} smaller"
+    note = f"{effective_text(point['effective_bits'])} effective bits per value, {smaller}"
     return Card("Cheapest safe cache", clean(point["setting"]), note)
 
 
@@ -120,7 +121,7 @@ def samples(report: dict, frame: pd.DataFrame, most: int = 6) -> list[Sample]:
     loss = loss.sort_values(["loss", *keys], ascending=[False] + [True] * len(keys), kind="stable")
     loss["turn_of_task"] = loss.groupby("task").cumcount()
     picked = loss.sort_values("turn_of_task", kind="stable").head(most)
-    by_key = {key: part for key, part in chosen.groupby(keys, sort=False)}
+    by_key = dict(list(chosen.groupby(keys, sort=False)))
     return [_sample(tuple(row[key] for key in keys), by_key, roles) for _, row in picked.iterrows()]
 
 
@@ -207,28 +208,26 @@ def reading_notes(report: dict) -> list[tuple[str, str]]:
     when = (
         "It was fixed before the first record was made."
         if report["preregistered"]
-        else "It was not fixed before the records were made; take the verdicts as exploratory."
+        else "It is not known to have been fixed before the records were made: the verdicts are exploratory."
     )
     return [
         (
             "Bits",
-            "A cache value stored with L levels costs log2(L) code bits. Effective bits are what is really stored: "
-            "codes packed into whole bits, plus scales, zero points or norms. Compression is 16 divided by them.",
+            "A cache value stored with L levels costs log2(L) code bits. Effective bits are what is really "
+            "stored: codes packed into whole bits, plus scales, zero points or norms. Compression is 16 "
+            "divided by them.",
         ),
         (
             "Score and difference",
-            f"{average} Every setting answers the same prompts as full precision, and the difference is taken example "
-            "by example, so prompts that are hard for both cancel out.",
+            f"{average} Every setting answers the same prompts as full precision, and the difference is "
+            "taken example by example, so prompts that are hard for both cancel out.",
         ),
         (
             "Clusters",
-            "An example with all its seeds is one cluster, and intervals are formed over clusters. Identical repeats "
-            "of a greedy run add no evidence and are counted once.",
+            "An example with all its seeds is one cluster, and intervals are formed over clusters. Identical "
+            "repeats of a greedy run add no evidence and are counted once.",
         ),
-        (
-            "Margin",
-            f"A loss below {margin} on the 0 to 1 scale is agreed to be of no consequence. {when}",
-        ),
+        ("Margin", f"A loss below {margin} on the 0 to 1 scale is agreed to be of no consequence. {when}"),
         (
             "Equivalence",
             "Two one-sided tests (TOST) ask whether the loss and the gain are both smaller than the margin. "
@@ -238,13 +237,15 @@ def reading_notes(report: dict) -> list[tuple[str, str]]:
         ("Verdicts", _verdict_note(margin)),
         (
             "Cliff",
-            "The interval between the highest grid point that is degraded, with all below it, and the lowest that "
-            "holds, with all above it. Its probability is the share of bootstrap resamples that put it there.",
+            "The interval between the highest grid point that is degraded, with all below it, and the lowest "
+            "that holds, with all above it. Its probability is the share of bootstrap resamples that put it "
+            "there.",
         ),
         (
             "Runaway and KL",
             "A runaway generation hits its token limit or loops. KL is the mean divergence of the next-token "
-            "distributions from full precision. Both are witnesses beside the score; neither decides a verdict.",
+            "distributions from full precision. Both are witnesses beside the score; neither decides a "
+            "verdict.",
         ),
     ]
 
@@ -257,6 +258,6 @@ def _verdict_note(margin: str) -> str:
         "inconclusive: the sample is too small to tell",
     ]
     return (
-        f"{'; '.join(meanings).capitalize()}. Insensitive means that the run could not have seen a loss, because nothing "
-        "in it collapsed or full precision does not do the task."
+        f"{'; '.join(meanings).capitalize()}. Insensitive means that the run could not have seen a loss, "
+        "because nothing in it collapsed or full precision does not do the task."
     )

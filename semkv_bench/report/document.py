@@ -30,7 +30,7 @@ from semkv_bench.report.verdict import cliff_words, headline, limits, operating_
 __all__ = ["json_bytes", "write"]
 
 # An underscore inside a word means nothing in GitHub's Markdown and stays readable unescaped.
-_MARKDOWN_SIGNS = re.compile(r"[\\`*\[\]|~$]|(?<![0-9A-Za-z])_|_(?![0-9A-Za-z])")
+_MARKDOWN_SIGNS = re.compile(r"[\\`*\[|~$]|(?<![0-9A-Za-z])_|_(?![0-9A-Za-z])")
 
 
 def write(report: dict, frame: pd.DataFrame, context: dict, out: Path) -> dict[str, Path]:

@@ -185,7 +185,8 @@ def _paint_quality(report: dict, points: list[dict], axes: Axes) -> None:
     point = report["operating_point"]
     row = next((row for row in points if point and row["setting"] == point["setting"]), None)
     if row is not None:
-        words = f"operating point: {shorten(clean(row['setting']), 28)}, {effective_text(row['effective_bits'])} bits"
+        name = shorten(clean(row["setting"]), 28)
+        words = f"operating point: {name}, {effective_text(row['effective_bits'])} bits"
         axes.plot(
             row["effective_bits"],
             row["score"],
@@ -368,7 +369,7 @@ def _legend(figure: Figure, axes: Axes) -> None:
     """A legend below the axes, where it covers nothing; each name once."""
     handles, labels = axes.get_legend_handles_labels()
     once = dict(zip(reversed(labels), reversed(handles), strict=True))
-    labels = [label for label in dict.fromkeys(labels)]
+    labels = list(dict.fromkeys(labels))
     longest = max((len(label) for label in labels), default=0)
     columns = 1 if longest > 44 else 2 if longest > 22 or math.ceil(len(labels) / 2) <= 2 else 3
     figure.legend([once[label] for label in labels], labels, loc="outside lower center", ncols=columns)

@@ -35,6 +35,7 @@ _FAMILY = re.compile(r"^(?P<family>.+?)-[LK]\d")
 # A foreign file may give 2.32 for log2(5); beyond 64 levels neighbours are too close for that.
 _BITS_TOLERANCE = 0.006
 _MOST_GUESSED_LEVELS = 64
+_TURNS_TEXT = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
 
 def known(value: object) -> bool:
@@ -182,10 +183,7 @@ def clean(text: object, keep_lines: bool = False) -> str:
 def _safe(character: str, keep_lines: bool) -> str:
     if character in "\n\r\t":
         return character if keep_lines else " "
-    if (
-        unicodedata.category(character) in ("Cc", "Cs")
-        or character in "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
-    ):
+    if unicodedata.category(character) in ("Cc", "Cs") or character in _TURNS_TEXT:
         return "\ufffd"
     return character
 
@@ -199,7 +197,7 @@ def shorten(text: str, width: int) -> str:
 
 
 def plain_data(value: object) -> object:
-    """``value`` as plain JSON data: numpy scalars unwrapped, NaN and infinity as None, unknown types as text."""
+    """``value`` as JSON data: numpy scalars unwrapped, NaN and infinity as None, other types as text."""
     if isinstance(value, dict) or hasattr(value, "items"):
         return {str(key): plain_data(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):

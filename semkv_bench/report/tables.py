@@ -49,13 +49,15 @@ _KIND_ORDER = {"full": 0, "uniform": 1, "mixed": 2, "prune": 3}
 class Column:
     """One column: its heading, how a setting's cell is written, and whether cells are numbers.
 
-    ``optional`` columns are left out where no setting has a value; ``short`` is the heading where room is dear.
+    ``optional`` columns are left out where no setting has a value, and named as missing if ``measured``;
+    ``short`` is a narrower heading.
     """
 
     title: str
     cell: Callable[[dict], str]
     numeric: bool = True
     optional: bool = False
+    measured: bool = True
     short: str = ""
 
 
@@ -71,7 +73,7 @@ class Table:
 
 
 def ordered_settings(report: dict) -> list[dict]:
-    """Settings in reading order: the reference, the grid of each quantizer from many bits to few, mixed, pruning."""
+    """Settings in reading order: reference, the grid of each quantizer from many bits to few, mixed, prune."""
 
     def key(row: dict):
         bits = row["code_bits"] if known(row["code_bits"]) else row["effective_bits"]
@@ -117,7 +119,12 @@ _DETAIL = (
     Column("kind", lambda row: row["kind"], numeric=False),
     Column("packed bits", lambda row: fixed(row["packed_bits"]), optional=True),
     Column("score interval", lambda row: interval(row["score_ci"])),
-    Column("percentile bootstrap", lambda row: signed_interval(row.get("bootstrap_ci")), optional=True),
+    Column(
+        "percentile bootstrap",
+        lambda row: signed_interval(row.get("bootstrap_ci")),
+        optional=True,
+        measured=False,
+    ),
     Column("p degraded", lambda row: p_value(row["p_degraded"])),
     Column("difference detectable", lambda row: _yes_no(row["detectable"]), numeric=False),
     Column("runaway p", lambda row: p_value(row["runaway_p"]), optional=True),
@@ -156,7 +163,7 @@ def _table(report: dict, columns: tuple[Column, ...]) -> Table:
         titles=tuple(column.title for column in kept),
         numeric=tuple(column.numeric for column in kept),
         rows=tuple(zip(*(cells[column.title] for column in kept), strict=True)),
-        missing=tuple(column.title for column in empty),
+        missing=tuple(column.title for column in empty if column.measured),
         short_titles=tuple(column.short or column.title for column in kept),
     )
 

@@ -128,7 +128,7 @@ class _Printer:
         self.line(words, "bold underline" if self.console.is_terminal else "")
 
     def table(self, table: Table) -> None:
-        """``table``, broken by columns into as many tables as the width asks for, the first column repeated."""
+        """``table``, broken by columns into as many tables as the width asks for, the first one repeated."""
         titles = table.short_titles or table.titles
         widths = [
             max([*(cell_len(word) for word in title.split()), *(cell_len(row[index]) for row in table.rows)])

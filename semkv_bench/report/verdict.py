@@ -31,18 +31,20 @@ def headline(report: dict) -> str:
 
 
 def limits(report: dict) -> str:
-    """What the run cannot say, as one sentence: what is undecided, for how long, and how the margin was set."""
+    """What the run cannot say, as one sentence: what is undecided, what would settle it, the margin."""
     margin = f"the margin of {_margin(report)}"
     if report["preregistered"]:
         margin += " was fixed before the first record"
     else:
-        margin += " was not fixed before the records were made, so its verdicts are exploratory"
+        margin += (
+            " is not known to have been fixed before the records were made, so its verdicts are exploratory"
+        )
     return f"{_undecided(report)}; {margin}."
 
 
 def subject(report: dict) -> str:
     """The model and quantizer a report is about, in words."""
-    model = clean(report["model"]) if report["model"] else "the model of these records"
+    model = clean(report["model"]) if report["model"] else "the model in these records"
     quantizer = report["quantizer"]
     names = [quantizer] if isinstance(quantizer, str) else list(quantizer or [])
     if not names:
@@ -80,7 +82,8 @@ def operating_point_words(report: dict) -> str:
     if point is None:
         return "none: no setting is shown to be equivalent to the reference"
     if not known(point["effective_bits"]):
-        return f"{clean(point['setting'])}, {bits_text(point['code_bits'])} code bits (effective bits not recorded)"
+        bits = bits_text(point["code_bits"])
+        return f"{clean(point['setting'])}, {bits} code bits (effective bits not recorded)"
     return (
         f"{clean(point['setting'])}, {effective_text(point['effective_bits'])} effective bits per value, "
         f"{ratio(point['compression'], 1)} smaller than 16-bit"
@@ -97,10 +100,12 @@ def _cliff_sentence(report: dict) -> str:
         return f"{start} keeps its quality down to {upper} and collapses at {lower}"
     if cliff["status"] == "above_grid":
         highest = _grid_point_words(report, "lower")
-        return f"{start} has lost quality already at {highest}, the most bits tested, so its cliff lies above the grid"
+        where = "the most bits tested, so its cliff lies above the grid"
+        return f"{start} has lost quality already at {highest}, {where}"
     if cliff["status"] == "below_grid":
         lowest = _grid_point_words(report, "upper")
-        return f"{start} keeps its quality down to {lowest}, the fewest bits tested, so its cliff lies below the grid"
+        where = "the fewest bits tested, so its cliff lies below the grid"
+        return f"{start} keeps its quality down to {lowest}, {where}"
     grid = _grid(report)
     holds = sum(row["verdict"] in HOLDS for row in grid)
     lost = sum(row["verdict"] == "degraded" for row in grid)
@@ -147,7 +152,8 @@ def _undecided(report: dict) -> str:
     size = f" ({count(report['n_clusters'])} examples were run)"
     if needed:
         what = "it" if len(rows) == 1 else "all of them"
-        size = f" (about {count(max(needed))} examples would settle {what}; {count(report['n_clusters'])} were run)"
+        run = count(report["n_clusters"])
+        size = f" (about {count(max(needed))} examples would settle {what}; {run} were run)"
     return f"It cannot say whether {join(names)} {verb}{size}"
 
 

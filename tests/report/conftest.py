@@ -1,6 +1,6 @@
 """A made-up but realistic run: records with a cliff between L=5 and L=7, and their report.
 
-The report is worked out here by simple means (normal intervals) so that these tests need no statistics module.
+The report is worked out here by simple means (normal intervals), so these tests need no statistics module.
 """
 
 import copy
