@@ -1,17 +1,17 @@
 """Text to the token ids that a model is fed: chat template, truncation, one BOS."""
 
 import datetime
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from typing import Any
 
 from semkv_bench.errors import UsageError
 
 __all__ = ["Encoded", "encode_prompt", "encode_target"]
 
-# Some chat templates print today's date or open a thinking block, which would make the same prompt
-# differ from day to day and use up a short answer's limit.
+# Some chat templates print today's date; the same prompt must not differ from day to day.
 _TEMPLATE_DATE = datetime.date(2024, 7, 26)
-_TEMPLATE_OPTIONS = {"enable_thinking": False, "strftime_now": _TEMPLATE_DATE.strftime}
+_TODAY_CALL = re.compile(r"""strftime_now\(\s*(['"])(.*?)\1\s*\)""")
 
 
 @dataclass(frozen=True)
@@ -34,30 +34,25 @@ def encode_prompt(
     tokenizer adds one, whatever the template writes. Raises UsageError where the template alone fills
     ``max_tokens``.
     """
-    encoded = _encode_whole(tokenizer, prompt, chat, answer_prefix)
-    if max_tokens is None or len(encoded.input_ids) <= max_tokens:
-        return encoded
-    frame = len(_encode_whole(tokenizer, "", chat, answer_prefix).input_ids)
+    if max_tokens is None:
+        return _encode_whole(tokenizer, prompt, chat, answer_prefix)
     plain = _ids(tokenizer, prompt)
+    frame = len(_encode_whole(tokenizer, "", chat, answer_prefix).input_ids)
     # The BOS stands among the plain prompt's tokens and again in the frame around them.
     limit = max_tokens - frame + _bos_count(tokenizer)
-    while True:
-        half = limit // 2
-        if half < 1:
-            raise UsageError(
-                f"max_prompt_tokens={max_tokens} leaves no room for a prompt: the template around it takes "
-                f"{frame} tokens; give more than {frame + 2}"
-            )
-        head, tail = (
-            tokenizer.decode(part, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-            for part in (plain[:half], plain[-half:])
-        )
-        whole = _encode_whole(tokenizer, head + tail, chat, answer_prefix)
+    while limit >= 2:
+        truncated = len(plain) > limit
+        text = _without_middle(tokenizer, plain, limit) if truncated else prompt
+        whole = _encode_whole(tokenizer, text, chat, answer_prefix)
         excess = len(whole.input_ids) - max_tokens
         if excess <= 0:
-            return Encoded(whole.input_ids, whole.text, True)
+            return replace(whole, truncated=truncated)
         # Decoding and encoding again can add tokens at the cut, where it split a character.
-        limit -= max(excess, 2)
+        limit = min(limit, len(plain)) - max(excess, 2)
+    raise UsageError(
+        f"max_prompt_tokens={max_tokens} leaves no room for a prompt: the template around it takes {frame} "
+        f"tokens; give more than {frame + 2}"
+    )
 
 
 def encode_target(tokenizer: Any, prompt: Encoded, answer: str, *, spaced: bool) -> tuple[int, ...]:
@@ -84,10 +79,24 @@ def _encode_whole(tokenizer: Any, prompt: str, chat: bool, answer_prefix: str) -
             [{"role": "user", "content": prompt}],
             tokenize=False,
             add_generation_prompt=True,
-            **_TEMPLATE_OPTIONS,
+            chat_template=_undated(tokenizer.get_chat_template()),
+            # A thinking block would use up a short answer's limit.
+            enable_thinking=False,
         )
     text += answer_prefix
     return Encoded(tuple(_ids(tokenizer, text)), text, False)
+
+
+def _without_middle(tokenizer: Any, ids: list[int], limit: int) -> str:
+    half = limit // 2
+    return "".join(
+        tokenizer.decode(part, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        for part in (ids[:half], ids[-half:])
+    )
+
+
+def _undated(template: str) -> str:
+    return _TODAY_CALL.sub(lambda call: repr(_TEMPLATE_DATE.strftime(call.group(2))), template)
 
 
 def _ids(tokenizer: Any, text: str) -> list[int]:
