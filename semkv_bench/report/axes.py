@@ -24,6 +24,7 @@ __all__ = [
     "new_figure",
     "png_bytes",
     "set_bits_axis",
+    "settle",
     "svg_text",
 ]
 
@@ -108,7 +109,7 @@ def set_bits_axis(axes: Axes, bits: list[float], labels: list[str], first: list[
     """
     axes.set_xticks(bits, labels=labels, linespacing=1.15)
     figure = axes.get_figure()
-    figure.canvas.draw()
+    figure.draw_without_rendering()
     renderer = figure.canvas.get_renderer()
     ticks = axes.xaxis.get_major_ticks()[: len(bits)]
     boxes = [tick.label1.get_window_extent(renderer) for tick in ticks]
@@ -135,6 +136,12 @@ def _free_row(rows: list[list], box, gap: float) -> int | None:
     return None
 
 
+def settle(figure: Figure) -> None:
+    """Lay the figure out once, for all formats it is saved in."""
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+
+
 def svg_text(figure: Figure) -> str:
     """The figure as a stand-alone SVG file: no date, the same bytes each time."""
     buffer = io.StringIO()
@@ -155,7 +162,7 @@ def inline_svg(svg: str, name: str, title: str, description: str) -> str:
     ``title`` and ``description`` must be escaped already. Identifiers get ``name`` as a prefix, since
     several figures share the page.
     """
-    svg = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>", "", svg, flags=re.S)
+    svg = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>|<style.*?</style>", "", svg, flags=re.S)
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r'\bid="', f'id="{name}-', svg)
     svg = re.sub(r"url\(#", f"url(#{name}-", svg)

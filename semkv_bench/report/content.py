@@ -18,7 +18,7 @@ from semkv_bench.report.formatting import (
 )
 from semkv_bench.report.verdict import interval_words
 
-__all__ = ["Card", "Prediction", "Sample", "cards", "reading_notes", "run_facts", "samples"]
+__all__ = ["Card", "Prediction", "Sample", "cards", "incomplete", "reading_notes", "run_facts", "samples"]
 
 _LONGEST_PREDICTION = 600
 _MOST_TASKS_NAMED = 24
@@ -173,29 +173,35 @@ def run_facts(report: dict, context: dict) -> list[tuple[str, str]]:
         ("Records from", context.get("source")),
     ]
     facts = [(name, _words(value)) for name, value in facts]
-    facts += [(_title(name), words) for name, words in _flat(context.get("environment") or {})]
+    facts += [
+        (_title(clean(name)), _words(value)) for name, value in (context.get("environment") or {}).items()
+    ]
     return [(name, words) for name, words in facts if words]
+
+
+def incomplete(report: dict, context: dict) -> str:
+    """A sentence where fewer examples are in the records than were planned, else nothing."""
+    planned = context.get("planned_examples")
+    if not known(planned) or report["n_examples"] >= planned:
+        return ""
+    done = f"{count(report['n_examples'])} of {count(planned)}"
+    return f"The run is not finished: {done} planned examples are in it, and the verdicts may still change."
 
 
 def _words(value: object) -> str:
     if value is None:
         return ""
     if isinstance(value, list):
-        return ", ".join(clean(item) for item in value)
+        return ", ".join(_words(item) for item in value)
+    if isinstance(value, dict):
+        named = {clean(key): _words(item) for key, item in value.items() if item is not None}
+        return ", ".join(f"{name} {words}" for name, words in named.items())
     return clean(value)
 
 
 def _title(name: str) -> str:
     words = name.replace("_", " ").strip()
     return words.upper() if words in ("cpu", "gpu", "cuda") else words[:1].upper() + words[1:]
-
-
-def _flat(tree: dict, prefix: str = "") -> list[tuple[str, str]]:
-    rows = []
-    for key, value in tree.items():
-        name = f"{prefix} {clean(key)}".strip()
-        rows += _flat(value, name) if isinstance(value, dict) else [(name, _words(value))]
-    return rows
 
 
 def reading_notes(report: dict) -> list[tuple[str, str]]:
@@ -244,8 +250,8 @@ def reading_notes(report: dict) -> list[tuple[str, str]]:
         (
             "Runaway and KL",
             "A runaway generation hits its token limit or loops. KL is the mean divergence of the next-token "
-            "distributions from full precision. Both are witnesses beside the score; neither decides a "
-            "verdict.",
+            "distributions from full precision, over the reference answer. Both are witnesses beside the "
+            "score; neither decides a verdict.",
         ),
     ]
 

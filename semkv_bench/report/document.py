@@ -13,7 +13,7 @@ from markupsafe import Markup, escape
 from semkv_bench import __version__
 from semkv_bench.errors import SemkvError
 from semkv_bench.report.axes import inline_svg
-from semkv_bench.report.content import cards, reading_notes, run_facts, samples
+from semkv_bench.report.content import cards, incomplete, reading_notes, run_facts, samples
 from semkv_bench.report.figures import FIGURE_NAMES, Drawn, draw_all
 from semkv_bench.report.files import write_all
 from semkv_bench.report.formatting import DASH, clean, fixed, known, plain_data, signed, signed_interval
@@ -38,8 +38,8 @@ def write(report: dict, frame: pd.DataFrame, context: dict, out: Path) -> dict[s
 
     ``report`` is of schema 1, ``frame`` holds the records it came from (predictions are quoted from it), and
     ``context`` says what was run (``source``, ``config``, ``protocol``, ``environment``, ``prompts``,
-    ``seeds``, all optional). report.json depends on ``report`` alone, to the byte. Raises SemkvError where a
-    file cannot be written; earlier files are then left as they were.
+    ``seeds``, ``planned_examples``, all optional). report.json depends on ``report`` alone, to
+    the byte. Raises SemkvError where a file cannot be written; earlier files are then left as they were.
     """
     report, context, out = plain_data(report), plain_data(context), Path(out)
     figures = draw_all(report)
@@ -78,6 +78,7 @@ def _page(report: dict, frame: pd.DataFrame, context: dict, figures: list[Drawn]
         "title": f"KV-cache cliff report: {subject(report)}",
         "headline": headline(report),
         "limits": limits(report),
+        "notice": incomplete(report, context),
         "cards": cards(report),
         "figures": figures,
         "settings": settings_table(report),

@@ -15,6 +15,7 @@ from semkv_bench.report.axes import (
     new_figure,
     png_bytes,
     set_bits_axis,
+    settle,
     svg_text,
 )
 from semkv_bench.report.formatting import (
@@ -64,6 +65,7 @@ def _draw(name: str, report: dict) -> Drawn | None:
         figure, axes = new_figure(painter.title, painter.x_label, painter.y_label)
         painter.paint(report, points, axes)
         _legend(figure, axes)
+        settle(figure)
         written = f"{painter.title}. " + "; ".join(
             f"{clean(row['setting'])} {painter.words(row)}" for row in points
         )
@@ -191,7 +193,7 @@ def _paint_quality(report: dict, points: list[dict], axes: Axes) -> None:
             row["effective_bits"],
             row["score"],
             "o",
-            ms=14,
+            ms=11,
             mfc="none",
             mec=PALETTE["vermillion"],
             mew=1.8,
@@ -372,4 +374,6 @@ def _legend(figure: Figure, axes: Axes) -> None:
     labels = list(dict.fromkeys(labels))
     longest = max((len(label) for label in labels), default=0)
     columns = 1 if longest > 44 else 2 if longest > 22 or math.ceil(len(labels) / 2) <= 2 else 3
-    figure.legend([once[label] for label in labels], labels, loc="outside lower center", ncols=columns)
+    figure.legend(
+        [once[label] for label in labels], labels, loc="outside lower center", ncols=columns, labelspacing=0.6
+    )

@@ -73,7 +73,7 @@ class Table:
 
 
 def ordered_settings(report: dict) -> list[dict]:
-    """Settings in reading order: reference, the grid of each quantizer from many bits to few, mixed, prune."""
+    """Settings in reading order: reference, each quantizer's grid from many bits to few, mixed, prune."""
 
     def key(row: dict):
         bits = row["code_bits"] if known(row["code_bits"]) else row["effective_bits"]

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from semkv_bench.report.content import incomplete
 from semkv_bench.report.formatting import DASH, clean, fixed, known, plain_data, plural, signed
 from semkv_bench.report.tables import Table, interval_table, settings_table, task_rows, tested_settings
 from semkv_bench.report.verdict import cliff_words, headline, limits, operating_point_words
@@ -33,6 +34,8 @@ def show(report: dict, context: dict, console: Console) -> None:
     report, printer = plain_data(report), _Printer(console)
     printer.line(headline(report), "bold")
     printer.line(limits(report), "dim")
+    if notice := incomplete(report, context):
+        printer.line(notice, "bold yellow")
     table = settings_table(report)
     printer.heading(f"Settings ({_sample_words(report, context)})")
     printer.table(table)

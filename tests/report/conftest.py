@@ -247,9 +247,14 @@ def report(base_report) -> dict:
     return copy.deepcopy(base_report)
 
 
-@pytest.fixture
-def context() -> dict:
+@pytest.fixture(scope="session")
+def base_context() -> dict:
     return copy.deepcopy(CONTEXT)
+
+
+@pytest.fixture
+def context(base_context) -> dict:
+    return copy.deepcopy(base_context)
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,375 @@
+"""report.json, report.md and report.html as files: numbers, escaping, determinism, failures."""
+
+import html.parser
+import json
+import math
+import os
+import re
+import resource
+
+import numpy as np
+import pytest
+
+from semkv_bench.errors import SemkvError
+from semkv_bench.report import headline, limits, write
+from semkv_bench.report.content import incomplete, samples
+from semkv_bench.report.document import json_bytes
+from semkv_bench.report.files import write_all
+
+FIGURES = (
+    "score_vs_bits",
+    "difference_vs_bits",
+    "quality_vs_effective_bits",
+    "runaway_vs_bits",
+    "kl_vs_bits",
+)
+HOSTILE = "<script>alert('x')</script> | [a](http://evil.example) `b` **c** \x1b[31m"
+
+
+class Page(html.parser.HTMLParser):
+    """Collects tags with their attributes, the text outside styles, and the cells of every table."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.words, self.tables, self._open = [], [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in ("meta", "link", "br", "wbr"):
+            self._open.append(tag)
+        if tag == "table":
+            self.tables.append([])
+        if tag == "tr":
+            self.tables[-1].append([])
+        if tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag, f"{tag} closes out of order"
+
+    def handle_data(self, data):
+        if "style" in self._open:
+            return
+        self.words.append(data)
+        if "td" in self._open or "th" in self._open:
+            self.tables[-1][-1][-1] += data
+
+    @property
+    def text(self):
+        return " ".join("".join(self.words).split())
+
+
+@pytest.fixture(scope="module")
+def written(base_report, base_frame, base_context, tmp_path_factory):
+    return write(base_report, base_frame, base_context, tmp_path_factory.mktemp("run") / "report")
+
+
+@pytest.fixture
+def page(written):
+    return Page(written["report.html"].read_text(encoding="utf-8"))
+
+
+def test_every_promised_file_is_written(written):
+    expected = {"report.json", "report.md", "report.html"}
+    expected |= {f"figures/{name}.{suffix}" for name in FIGURES for suffix in ("svg", "png")}
+    assert set(written) == expected
+    folder = written["report.json"].parent
+    assert all(path == folder / name and path.stat().st_size > 1000 for name, path in written.items())
+    assert {path for path in folder.rglob("*") if path.is_file()} == set(written.values())
+
+
+def test_json_is_the_report(written, report):
+    assert json.loads(written["report.json"].read_text()) == report
+
+
+def test_json_bytes_depend_on_the_values_alone(report):
+    turned = {key: report[key] for key in reversed(report)}
+    turned["settings"] = [{key: row[key] for key in reversed(row)} for row in report["settings"]]
+    assert json_bytes(turned) == json_bytes(report)
+    assert json_bytes(report).endswith(b"}\n")
+
+
+def test_json_has_null_for_what_is_no_number(report):
+    report["settings"][1] |= {"kl": math.nan, "n": np.int64(60), "diff_ci": [-math.inf, np.float64(0.5)]}
+    row = json.loads(json_bytes(report))["settings"][1]
+    assert (row["kl"], row["n"], row["diff_ci"]) == (None, 60, [None, 0.5])
+    assert b"NaN" not in json_bytes(report)
+
+
+def test_all_files_are_the_same_the_second_time(written, report, frame, context, tmp_path):
+    again = write(report, frame, context, tmp_path)
+    assert {name: path.read_bytes() for name, path in again.items()} == {
+        name: path.read_bytes() for name, path in written.items()
+    }
+
+
+def test_verdict_and_limits_lead_both_documents(written, page, report):
+    markdown = written["report.md"].read_text(encoding="utf-8")
+    assert markdown.splitlines()[2] == f"**{headline(report)}**"
+    assert markdown.splitlines()[4] == limits(report)
+    assert page.text.index(headline(report)) < page.text.index(limits(report)) < page.text.index("Settings")
+
+
+def test_html_tables_hold_the_numbers_of_the_report(page, report):
+    settings = {row[0].split(" ★")[0]: row for row in page.tables[0][1:]}
+    assert len(settings) == len(report["settings"]) == 13
+    for row in report["settings"]:
+        cells = settings[row["setting"]]
+        assert row["verdict"] in cells[1]
+        for cell, value in (
+            (cells[2], row["code_bits"]),
+            (cells[3], row["effective_bits"]),
+            (cells[4], row["score"]),
+        ):
+            assert cell == ("–" if value is None else f"{value:.3f}")
+        if row["diff"] is not None:
+            low, high = row["diff_ci"]
+            numbers = [float(number.replace("−", "-")) for number in re.findall(r"[−+]?\d\.\d+", cells[5])]
+            assert numbers == pytest.approx([row["diff"], low, high], abs=0.00051)
+        assert cells[6] == f"{row['compression']:.2f}x"
+        assert cells[8] == f"{100 * row['runaway_rate']:.1f}%"
+
+
+def test_html_task_table_holds_the_numbers_of_the_report(page, report):
+    table = page.tables[3]
+    names = table[0][1:]
+    assert {row[0] for row in table[1:]} == set(report["tasks"])
+    for task, *cells in table[1:]:
+        for name, cell in zip(names, cells, strict=True):
+            result = report["tasks"][task][name]
+            assert cell.startswith(f"{result['score']:.3f}")
+            if name != "full":
+                assert float(
+                    re.match(r"\d\.\d{3}([−+]?\d\.\d{3})", cell)[1].replace("−", "-")
+                ) == pytest.approx(result["diff"], abs=0.00051)
+
+
+def test_markdown_tables_hold_the_numbers_of_the_report(written, report):
+    lines = written["report.md"].read_text(encoding="utf-8").splitlines()
+    for row in report["settings"]:
+        line = next(
+            line for line in lines if line.startswith((f"| {row['setting']} |", f"| {row['setting']} ★ |"))
+        )
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        assert row["verdict"] in cells[1] and cells[4] == f"{row['score']:.3f}"
+        if row["diff"] is not None:
+            assert float(cells[5].split()[0]) == pytest.approx(row["diff"], abs=0.00051)
+    for task, results in report["tasks"].items():
+        line = next(line for line in lines if line.startswith(f"| {task} |"))
+        assert f"{results['affine-L5']['score']:.3f} ({results['affine-L5']['diff']:+.3f})" in line
+
+
+def test_markdown_tables_are_rectangular(written):
+    lines = written["report.md"].read_text(encoding="utf-8").splitlines()
+    blocks = "\n".join(line if line.startswith("|") else "" for line in lines).split("\n\n")
+    tables = [block.strip().splitlines() for block in blocks if block.strip()]
+    assert len(tables) == 6
+    for table in tables:
+        assert set(table[1]) <= set("|-: ")
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table}) == 1
+
+
+def test_html_asks_nothing_of_the_network(written):
+    text = written["report.html"].read_text(encoding="utf-8")
+    assert "http://" not in text and "https://" not in text and "//www" not in text and "@import" not in text
+    for tag, attributes in Page(text).tags:
+        assert tag not in ("script", "img", "iframe", "object", "embed")
+        assert attributes.get("src") is None
+        assert attributes.get("href", "#").startswith(("#", "data:,"))
+
+
+def test_identifiers_of_the_page_are_unique_and_lead_somewhere(written):
+    text = written["report.html"].read_text(encoding="utf-8")
+    names = [attributes["id"] for _, attributes in Page(text).tags if "id" in attributes]
+    assert len(names) == len(set(names))
+    wanted = set(re.findall(r'(?:href="|url\()#([^")]+)', text))
+    wanted |= {name for group in re.findall(r'aria-labelledby="([^"]+)"', text) for name in group.split()}
+    assert wanted and wanted <= set(names)
+
+
+def test_page_is_readable_without_seeing_it(page):
+    drawings = [attributes for tag, attributes in page.tags if tag == "svg"]
+    assert len(drawings) == 5 and all(drawing["role"] == "img" for drawing in drawings)
+    assert "affine-L5 0.567" in page.text or "affine-L5 0." in page.text
+    heads = [attributes for tag, attributes in page.tags if tag == "th"]
+    assert heads and all(head.get("scope") in ("row", "col") for head in heads)
+
+
+def test_figures_follow_the_theme(written):
+    drawing = written["report.html"].read_text(encoding="utf-8").split("<svg", 1)[1].split("</svg>")[0]
+    assert "var(--ink)" in drawing and "var(--surface)" in drawing
+    assert not re.search(r"#[0-9a-f]{6}", drawing)
+    assert "var(--" not in written["figures/score_vs_bits.svg"].read_text()
+
+
+def hostile_run(frame, report, context):
+    """The run with markup in every name that a user gives."""
+    name = f"affine-{HOSTILE}"
+    frame["setting"] = frame["setting"].replace("affine-L5", name)
+    frame["task"] = frame["task"].replace("niah_noise", HOSTILE)
+    frame["example_id"] = HOSTILE + frame["example_id"]
+    frame["prediction"] = HOSTILE + "\n\n</pre></details>" + frame["prediction"]
+    report |= {"model": HOSTILE, "quantizer": [HOSTILE, "affine"], "protocol": HOSTILE}
+    report["settings"][5]["setting"] = report["cliff"]["lower_setting"] = name
+    report["tasks"][HOSTILE] = report["tasks"].pop("niah_noise")
+    for results in report["tasks"].values():
+        results[name] = results.pop("affine-L5")
+    context["environment"] |= {HOSTILE: {HOSTILE: HOSTILE}}
+    context |= {"source": HOSTILE, "config": {HOSTILE: HOSTILE}, "protocol": {"x": [HOSTILE]}}
+
+
+def test_names_and_predictions_are_escaped_everywhere(frame, report, context, tmp_path):
+    hostile_run(frame, report, context)
+    paths = write(report, frame, context, tmp_path)
+    text = paths["report.html"].read_text(encoding="utf-8")
+    page = Page(text)
+    assert "<script" not in text and "\x1b" not in text
+    assert "script" not in {tag for tag, _ in page.tags}
+    assert page.text.count("<script>alert('x')</script>") > 20
+    markdown = paths["report.md"].read_text(encoding="utf-8")
+    outside_pre = re.sub(r"<pre>.*?</pre>", "", markdown, flags=re.S)
+    assert "<script" not in markdown and "\x1b" not in markdown
+    assert "\\[a](http" in outside_pre and not re.search(r"(?<!\\)\[a\]\(http", outside_pre)
+    for tag in ("pre", "details"):
+        assert markdown.count(f"<{tag}>") == markdown.count(f"</{tag}>")
+    test_markdown_tables_are_rectangular({"report.md": paths["report.md"]})
+    assert json.loads(paths["report.json"].read_text())["model"] == HOSTILE
+
+
+def test_samples_show_the_reference_beside_both_sides_of_the_cliff(page):
+    assert "full (reference), score 1.000" in page.text
+    assert "affine-L7 (holds), score" in page.text and "affine-L5 (collapses), score 0.000" in page.text
+    assert "The number number number is" in page.text
+    tasks = re.findall(r"(\w+), example (?=niah|variable)", page.text)
+    assert len(tasks) == 6 and {tasks.count(task) for task in set(tasks)} == {2}
+
+
+def test_long_predictions_are_cut_with_their_length(report, frame):
+    frame["prediction"] = "a" * 1500
+    texts = {prediction.text for sample in samples(report, frame) for prediction in sample.predictions}
+    assert texts == {"a" * 600 + " … (900 more characters)"}
+
+
+def test_no_predictions_no_samples(report, frame):
+    assert samples(report, frame.drop(columns="prediction")) == []
+    assert samples(report, frame.assign(prediction=None)) == []
+
+
+def test_samples_without_a_cliff_take_the_fewest_bits(report, frame):
+    report["cliff"] |= {"lower_setting": None, "upper_setting": None}
+    report["operating_point"] = None
+    roles = [(prediction.setting, prediction.role) for prediction in samples(report, frame)[0].predictions]
+    assert roles == [("full", "reference"), ("affine-L2", "fewest bits")]
+
+
+def test_what_was_run_is_told(page):
+    for words in (
+        "results/runs/2026-01-05-affine",
+        "2.13.0",
+        "2026-01-05T09:12:44Z",
+        "hash: 9f2c51d0",
+        "dtype: float32",
+    ):
+        assert words in page.text
+
+
+def test_an_unfinished_run_says_so(report):
+    assert incomplete(report, {"planned_examples": 90}).startswith(
+        "The run is not finished: 60 of 90 planned examples are in it"
+    )
+    assert incomplete(report, {"planned_examples": 60}) == incomplete(report, {}) == ""
+
+
+def foreign(report):
+    """The report as foreign records leave it: scores and code bits, nothing else."""
+    for row in report["settings"]:
+        row |= dict.fromkeys(
+            (
+                "packed_bits",
+                "effective_bits",
+                "compression",
+                "runaway_rate",
+                "runaway_p",
+                "kl",
+                "top1_agreement",
+            )
+        )
+    report |= {"model": None, "quantizer": None, "protocol": None, "operating_point": None}
+
+
+def test_what_was_not_measured_is_named_and_not_drawn(report, frame, tmp_path):
+    write(report, frame, {}, tmp_path)
+    foreign(report)
+    paths = write(report, frame, {}, tmp_path)
+    assert {name for name in paths if name.endswith("svg")} == {
+        "figures/score_vs_bits.svg",
+        "figures/difference_vs_bits.svg",
+    }
+    assert not (tmp_path / "figures/kl_vs_bits.svg").exists(), "a figure of the earlier report is left"
+    text = Page(paths["report.html"].read_text(encoding="utf-8")).text
+    assert "Not measured in these records: effective bits, compression, runaway, KL." in text
+
+
+@pytest.mark.parametrize("size", ["one task, two settings", "many tasks, many settings"])
+def test_small_and_large_runs(make_run, context, tmp_path, size):
+    if size.startswith("one"):
+        rows = [
+            {"setting": name, "kind": kind, "lost": lost}
+            for name, kind, lost in (("full", "full", 0), ("int4", "uniform", 0.3))
+        ]
+        for row, bits in zip(rows, (16.0, 4.0), strict=True):
+            row |= {"code_bits": bits, "packed_bits": bits, "effective_bits": bits}
+        frame, report = make_run(tasks=["gsm8k"], per_task=8, rows=rows)
+    else:
+        rows = [
+            {
+                "setting": "full" if levels == 1 else f"{'a-very-long-quantizer-name-' * 2}-L{levels}",
+                "kind": "full" if levels == 1 else "uniform",
+                "code_bits": 16.0 if levels == 1 else math.log2(levels),
+                "packed_bits": 16.0 if levels == 1 else math.log2(levels),
+                "effective_bits": 16.0 if levels == 1 else math.log2(levels) + 0.5,
+                "lost": 0 if levels == 1 else 1 / levels,
+            }
+            for levels in range(1, 41)
+        ]
+        frame, report = make_run(tasks=[f"task_{index}" for index in range(21)], per_task=2, rows=rows)
+    text = write(report, frame, context, tmp_path)["report.html"].read_text(encoding="utf-8")
+    settings, tasks = Page(text).tables[0], Page(text).tables[3]
+    assert len(settings) == 1 + len(report["settings"]) and len(tasks) == 1 + len(report["tasks"])
+    assert text.count('<div class="scroll"') == 3
+
+
+@pytest.mark.parametrize("place", ["taken", "taken/deeper"])
+def test_an_impossible_folder_is_one_clear_line(tmp_path, place):
+    (tmp_path / "taken").write_text("mine")
+    with pytest.raises(SemkvError, match=r"^cannot write .*taken.*") as error:
+        write_all(tmp_path / place, {"report.json": b"{}"})
+    assert "\n" not in str(error.value)
+    assert (tmp_path / "taken").read_text() == "mine"
+
+
+def test_a_full_disk_leaves_the_earlier_report(report, tmp_path):
+    first = {"report.json": json_bytes(report), "report.html": b"a" * 90_000}
+    write_all(tmp_path, first)
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limit[1]))
+    try:
+        with pytest.raises(SemkvError, match=r"cannot write .*report\.html: "):
+            write_all(tmp_path, {"report.json": b"{}", "report.html": b"b" * 90_000})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == first
+
+
+def test_an_unwritable_report_is_told_by_write(report, frame, context, tmp_path):
+    (tmp_path / "report.html").mkdir()
+    with pytest.raises(SemkvError, match=r"^cannot write .*report\.html: "):
+        write(report, frame, context, tmp_path)
+    assert not [path for path in tmp_path.rglob("*") if path.name.endswith(".tmp")]
+
+
+def test_files_have_ordinary_permissions(written):
+    mask = os.umask(0)
+    os.umask(mask)
+    assert written["report.json"].stat().st_mode & 0o777 == 0o666 & ~mask

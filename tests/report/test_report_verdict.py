@@ -1,0 +1,153 @@
+"""The verdict sentences, for every status a report can have."""
+
+import math
+
+import pytest
+
+from semkv_bench.report import headline, limits
+
+
+def mark(report, verdicts):
+    """Give settings other verdicts: name to verdict, or one verdict for all."""
+    for row in report["settings"]:
+        if row["verdict"] != "reference":
+            row["verdict"] = (
+                verdicts if isinstance(verdicts, str) else verdicts.get(row["setting"], row["verdict"])
+            )
+
+
+def cliff(report, status, lower=None, upper=None):
+    report["cliff"] |= {
+        "status": status,
+        "lower_bits": lower and math.log2(lower),
+        "upper_bits": upper and math.log2(upper),
+        "lower_setting": lower and f"affine-L{lower}",
+        "upper_setting": upper and f"affine-L{upper}",
+    }
+
+
+@pytest.fixture
+def point(report):
+    report["operating_point"] = {
+        "setting": "affine-L8",
+        "code_bits": 3.0,
+        "effective_bits": 3.5,
+        "compression": 16 / 3.5,
+        "verdict": "equivalent",
+    }
+    return report
+
+
+def test_located(point):
+    assert headline(point) == (
+        "SmolLM2-135M-Instruct with affine quantization keeps its quality down to 2.807 bits (L=7) and "
+        "collapses at 2.322 (L=5); cheapest safe cache: affine-L8, 3.50 effective bits per value, "
+        "4.6x smaller than 16-bit."
+    )
+
+
+def test_located_without_an_operating_point(point):
+    point["operating_point"] = None
+    assert headline(point).endswith(
+        "collapses at 2.322 (L=5); no setting is shown to be equivalent to the 16-bit cache."
+    )
+
+
+def test_above_grid_names_the_most_bits_tested(point):
+    cliff(point, "above_grid", lower=16)
+    point["operating_point"] = None
+    assert headline(point) == (
+        "SmolLM2-135M-Instruct with affine quantization has lost quality already at 4.0 bits (L=16), the "
+        "most bits tested, so its cliff lies above the grid; no setting is shown to be equivalent to "
+        "the 16-bit cache."
+    )
+
+
+@pytest.mark.parametrize("given", [True, False], ids=["bits given", "bits missing"])
+def test_below_grid_names_the_fewest_bits_tested(point, given):
+    cliff(point, "below_grid", upper=2 if given else None)
+    assert headline(point).startswith(
+        "SmolLM2-135M-Instruct with affine quantization keeps its quality down to 1.0 bits (L=2), the "
+        "fewest bits tested, so its cliff lies below the grid; cheapest safe cache: affine-L8"
+    )
+
+
+def test_undetermined_counts_the_grid(point):
+    cliff(point, "undetermined")
+    mark(point, "inconclusive")
+    mark(point, {"affine-L16": "equivalent", "affine-L8": "floor", "affine-L2": "degraded"})
+    assert headline(point).startswith(
+        "The cliff of SmolLM2-135M-Instruct with affine quantization could not be located: of 8 grid points, "
+        "2 hold, 1 collapses and 5 are undecided; cheapest safe cache: affine-L8"
+    )
+
+
+@pytest.mark.parametrize("status", ["located", "above_grid", "below_grid", "undetermined"])
+def test_an_insensitive_run_calls_nothing_safe(point, status):
+    cliff(point, status)
+    mark(point, "insensitive")
+    point["operating_point"] = None
+    assert headline(point).startswith(
+        "This run could not have seen a loss of quality for SmolLM2-135M-Instruct with affine quantization, "
+        "so it calls no setting safe: no tested setting shows a loss (no positive control)"
+    )
+    assert limits(point).startswith(
+        "It cannot say that any setting is safe until a setting with fewer levels collapses"
+    )
+
+
+def test_a_reference_at_chance_is_named_as_the_reason(report):
+    mark(report, "insensitive")
+    mark(report, {"affine-L2": "degraded"})
+    assert headline(report).endswith(": the full-precision reference does not score above chance.")
+
+
+def test_limits_name_what_is_open_and_what_would_settle_it(report):
+    mark(report, "degraded")
+    mark(report, {"affine-L6": "inconclusive"})
+    assert limits(report) == (
+        "It cannot say whether affine-L6 holds (about 240 examples would settle it; 60 were run); "
+        "the margin of 0.1 was fixed before the first record."
+    )
+
+
+def test_limits_of_many_open_settings_take_the_largest_sample(report):
+    mark(report, "inconclusive")
+    for index, row in enumerate(report["settings"]):
+        row["n_needed"] = 1000 + index if row["verdict"] == "inconclusive" else None
+    report["preregistered"] = False
+    assert limits(report) == (
+        "It cannot say whether affine-L16, affine-L8 and 10 more settings hold (about 1,012 examples would "
+        "settle all of them; 60 were run); the margin of 0.1 is not known to have been fixed before the "
+        "records were made, so its verdicts are exploratory."
+    )
+
+
+def test_limits_when_everything_is_settled(report):
+    mark(report, "degraded")
+    assert limits(report).startswith(
+        "It says nothing about other models, quantizers, tasks or longer prompts"
+    )
+
+
+def test_foreign_records_need_no_model_quantizer_or_effective_bits(report):
+    report |= {"model": None, "quantizer": None, "margin": 0.03}
+    cliff(report, "located", 4, 16)
+    report["cliff"] |= {"lower_setting": "int2", "upper_setting": "int4"}
+    report["operating_point"] = {
+        "setting": "int4",
+        "code_bits": 4.0,
+        "effective_bits": None,
+        "compression": None,
+        "verdict": "equivalent",
+    }
+    assert headline(report) == (
+        "The model in these records keeps its quality down to 4.0 bits (L=16) and collapses at 2.0 (L=4); "
+        "cheapest safe cache: int4, 4.0 code bits (effective bits not recorded)."
+    )
+    assert "the margin of 0.03 was" in limits(report)
+
+
+def test_several_quantizers_are_all_named(report):
+    report["quantizer"] = ["affine", "turboquant"]
+    assert "with affine and turboquant quantization" in headline(report)
