@@ -188,7 +188,7 @@ def _paint_quality(report: dict, points: list[dict], axes: Axes) -> None:
     row = next((row for row in points if point and row["setting"] == point["setting"]), None)
     if row is not None:
         name = shorten(clean(row["setting"]), 28)
-        words = f"operating point: {name}, {effective_text(row['effective_bits'])} bits"
+        words = f"operating point:\n{name}, {effective_text(row['effective_bits'])} bits"
         axes.plot(
             row["effective_bits"],
             row["score"],
@@ -372,7 +372,7 @@ def _legend(figure: Figure, axes: Axes) -> None:
     handles, labels = axes.get_legend_handles_labels()
     once = dict(zip(reversed(labels), reversed(handles), strict=True))
     labels = list(dict.fromkeys(labels))
-    longest = max((len(label) for label in labels), default=0)
+    longest = max((len(line) for label in labels for line in label.split("\n")), default=0)
     columns = 1 if longest > 44 else 2 if longest > 22 or math.ceil(len(labels) / 2) <= 2 else 3
     figure.legend(
         [once[label] for label in labels], labels, loc="outside lower center", ncols=columns, labelspacing=0.6

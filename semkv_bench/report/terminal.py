@@ -74,10 +74,10 @@ def _show_tasks(report: dict, printer: "_Printer") -> None:
     room = printer.width - min(key, printer.key_width) - _GAP - len("0.000")
     shown = []
     for name in names:
-        room -= _GAP + max(cell_len(clean(name)), len("+0.000"))
-        if room < 0:
-            break
-        shown.append(name)
+        need = _GAP + max(cell_len(clean(name)), len("+0.000"))
+        if need <= room:
+            shown.append(name)
+            room -= need
     tested = [row["setting"] for row in tested_settings(report)]
     shown = [name for name in tested if name in shown]
     rows = []
