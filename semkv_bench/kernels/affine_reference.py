@@ -14,11 +14,10 @@ What float16 cannot hold never becomes infinite or NaN:
 import torch
 from torch import Tensor
 
+from semkv_bench.kernels.cpu_chunks import for_token_chunks
 from semkv_bench.kernels.numerics import NonFiniteError, check_rows, finite_cast, to_float16
 
 __all__ = ["affine_dequantize", "affine_quantize", "affine_quantize_dequantize"]
-
-_CHUNK = 1 << 15  # values coded at a time: they stay in cache, and torch starts no threads for so few
 
 
 def affine_quantize(x: Tensor, levels: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -55,11 +54,12 @@ def affine_quantize_dequantize(
     heads, tokens, head_dim = x.shape
     if out is None:
         out = x.new_empty(len(levels), heads, tokens, head_dim)
-    step = max(1, _CHUNK // max(1, heads * head_dim)) if x.device.type == "cpu" else max(1, tokens)
-    for start in range(0, tokens, step):
-        here = slice(start, start + step)
+
+    def code(here: slice) -> None:
         levels_here = levels if levels.shape[1] == 1 else levels[:, here]
         _chunk_quantize_dequantize(x[:, here], levels_here, group_size, out[:, :, here])
+
+    for_token_chunks(code, x)
     return out
 
 

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from semkv_bench.errors import SemkvError
+from semkv_bench.grid import MAX_LEVELS
 
 __all__ = ["FLOAT16_MAX", "NonFiniteError", "check_rows", "finite_cast", "to_float16"]
 
@@ -24,18 +25,17 @@ def finite_cast(x: Tensor, dtype: torch.dtype) -> Tensor:
     return to_float16(x) if dtype == torch.float16 else x.to(dtype)
 
 
-def check_rows(x: Tensor, levels: Tensor) -> None:
+def check_rows(x: Tensor, levels: Tensor, top: int = MAX_LEVELS) -> None:
     """Check the common arguments: x [heads, tokens, head_dim] and levels int64 [S, tokens] or [S, 1].
 
-    Raises ValueError on a wrong shape or type, or a level count outside 2..256.
+    Raises ValueError on a wrong shape or type, or a level count outside 2..top.
     """
     if x.dim() != 3 or x.dtype not in (torch.float16, torch.bfloat16, torch.float32):
-        raise ValueError(
-            f"x must be [heads, tokens, head_dim] of a float type, not {x.dtype} {tuple(x.shape)}"
-        )
+        raise ValueError(f"x must be a float [heads, tokens, head_dim], not {x.dtype} {tuple(x.shape)}")
     if levels.dim() != 2 or levels.dtype != torch.int64 or levels.shape[1] not in (1, x.shape[1]):
         raise ValueError(
-            f"levels must be int64 [settings, {x.shape[1]}] or [settings, 1], not {levels.dtype} {tuple(levels.shape)}"
+            f"levels must be int64 [settings, {x.shape[1]}] or [settings, 1], "
+            f"not {levels.dtype} {tuple(levels.shape)}"
         )
-    if levels.numel() and not (2 <= int(levels.min()) and int(levels.max()) <= 256):
-        raise ValueError("levels must lie in 2..256")
+    if levels.numel() and not (int(levels.min()) >= 2 and int(levels.max()) <= top):
+        raise ValueError(f"levels must lie in 2..{top}")

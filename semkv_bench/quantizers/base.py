@@ -20,11 +20,13 @@ class Encoded:
     codes    uint8 [heads, tokens, head_dim], each below its token's number of codes
     metadata float16 [heads, tokens, M]; 16 * M is the quantizer's ``metadata_bits``
     levels   int64 [tokens]
+    outliers bool [heads, head_dim], channels coded with more levels, if the quantizer tells channels apart
     """
 
     codes: Tensor
     metadata: Tensor
     levels: Tensor
+    outliers: Tensor | None = None
 
 
 class Quantizer(ABC):
@@ -52,7 +54,7 @@ class Quantizer(ABC):
         return Storage(code_bits(levels), packed, packed + self.metadata_bits(head_dim) / head_dim)
 
     def for_values(self) -> "Quantizer":
-        """The quantizer of the value cache when this one codes the keys: itself, unless it is for keys only."""
+        """The value cache's quantizer when this one codes the keys: itself, unless it is for keys only."""
         return self
 
 

@@ -13,12 +13,12 @@ from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
+from scipy import linalg, special
 
 __all__ = ["Codebook", "lloyd_max"]
 
 _NEWTON_STEPS = 100
-_SETTLED = 1e-13
+_SETTLED = 1e-10  # Newton converges quadratically: the step after this one would be lost in rounding
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ def lloyd_max(levels: int, head_dim: float) -> Codebook:
     cdf, density, tail_mean = _gaussian() if math.isinf(head_dim) else _coordinate(int(head_dim))
     centroids = _starting_point(levels, head_dim)
     for _ in range(_NEWTON_STEPS):
-        means, slopes = _cell_means(centroids, cdf, density, tail_mean)
-        step = np.linalg.solve(np.eye(levels) - slopes, means - centroids)
+        means, by_lower, by_upper = _cell_means(centroids, cdf, density, tail_mean)
+        step = _newton_step(means, centroids, by_lower, by_upper)
         moved = centroids + step
         # Far from the solution a Newton step may disorder the centroids; Lloyd's own step never does.
         inside = np.all(np.diff(moved) > 0) and abs(moved[0]) < math.sqrt(head_dim)
@@ -96,19 +96,21 @@ def _starting_point(levels: int, head_dim: float) -> NDArray[np.float64]:
 
 
 def _cell_means(centroids, cdf, density, tail_mean):
-    """Mean of every cell, and its derivative by every centroid [levels, levels] (tridiagonal)."""
-    levels = len(centroids)
-    edges = np.concatenate([[-np.inf], (centroids[1:] + centroids[:-1]) / 2, [np.inf]])
+    """Mean of every cell, and what it moves by its lower and upper edge [levels], zero at the ends."""
+    inner = (centroids[1:] + centroids[:-1]) / 2
+    edges = np.concatenate([[-np.inf], inner, [np.inf]])
     mass = np.diff(cdf(edges))
     means = -np.diff(tail_mean(edges)) / mass
-    weight = density(edges[1:-1])
-    by_upper = weight * (edges[1:-1] - means[:-1]) / mass[:-1]
-    by_lower = weight * (means[1:] - edges[1:-1]) / mass[1:]
-    slopes = np.zeros((levels, levels))
-    below, above = np.arange(levels - 1), np.arange(1, levels)
-    # An edge moves by half of what either neighbouring centroid moves.
-    slopes[below, below] += by_upper / 2
-    slopes[below, above] += by_upper / 2
-    slopes[above, above] += by_lower / 2
-    slopes[above, below] += by_lower / 2
-    return means, slopes
+    weight = density(inner)
+    by_lower = np.concatenate([[0], weight * (means[1:] - inner) / mass[1:]])
+    by_upper = np.concatenate([weight * (inner - means[:-1]) / mass[:-1], [0]])
+    return means, by_lower, by_upper
+
+
+def _newton_step(means, centroids, by_lower, by_upper):
+    # An edge moves by half of what either neighbouring centroid moves: a tridiagonal system.
+    bands = np.zeros((3, len(centroids)))
+    bands[0, 1:] = -by_upper[:-1] / 2
+    bands[1] = 1 - (by_lower + by_upper) / 2
+    bands[2, :-1] = -by_lower[1:] / 2
+    return linalg.solve_banded((1, 1), bands, means - centroids)

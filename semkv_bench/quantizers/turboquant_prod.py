@@ -1,0 +1,98 @@
+"""TurboQuant for inner products: a 1-bit sketch of the residual (arXiv 2504.19874, algorithm 2)."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from semkv_bench import kernels
+from semkv_bench.grid import Storage, code_bits, packing_plan
+from semkv_bench.kernels.numerics import finite_cast, to_float16
+from semkv_bench.quantizers.base import Encoded, Quantizer, token_levels
+from semkv_bench.quantizers.rotation import gaussian_matrix, random_rotation
+from semkv_bench.quantizers.turboquant import TurboQuant, TurboQuantCoder
+
+__all__ = ["TurboQuantProd"]
+
+
+@dataclass(frozen=True)
+class TurboQuantProd(TurboQuant):
+    """TurboQuant codes plus the signs of a random projection of what they miss (QJL), and its norm.
+
+    Inner products with the decoded vector are unbiased, at one more bit per value and a second float16.
+    That suits keys, which only ever meet queries in inner products; values get plain TurboQuant.
+    L levels mean L for the codes: code bits are log2(L) + 1, so L=4 costs what 8 levels would.
+    """
+
+    name: ClassVar[str] = "turboquant_prod"
+
+    def metadata_bits(self, head_dim: int) -> float:
+        """Norm of the vector and of the residual, float16 each."""
+        return 32
+
+    def storage(self, levels: int, head_dim: int) -> Storage:
+        """Cost per value: codes, one sign bit, two norms."""
+        self.check(head_dim)
+        packed = packing_plan(levels).packed_bits + 1
+        return Storage(code_bits(levels) + 1, packed, packed + self.metadata_bits(head_dim) / head_dim)
+
+    def for_values(self) -> Quantizer:
+        """Plain TurboQuant with the same rotation."""
+        return TurboQuant(self.rotation)
+
+    def coder(
+        self, head_dim: int, seed: int = 0, device: torch.device | str = "cpu"
+    ) -> "TurboQuantProdCoder":
+        """A coder with the rotation and projection of ``seed``."""
+        self.check(head_dim)
+        rotation = random_rotation(self.rotation, head_dim, seed)
+        return TurboQuantProdCoder(rotation, gaussian_matrix(head_dim, seed), device)
+
+
+class TurboQuantProdCoder(TurboQuantCoder):
+    """Metadata is the norm and the residual's norm; a stored code is 2 * code + sign.
+
+    The projection acts on the rotated residual, which changes nothing: a Gaussian matrix times a
+    rotation is again such a matrix.
+    """
+
+    def __init__(self, rotation: Tensor, projection: Tensor, device: torch.device | str = "cpu") -> None:
+        super().__init__(rotation, device)
+        self._projection = projection.float().to(self.device)
+        self._gain = math.sqrt(math.pi / 2) / self.head_dim
+
+    def rotated_values(self, y: Tensor, levels: Tensor) -> Tensor:
+        """See ``TurboQuantCoder``."""
+        coarse = super().rotated_values(y, levels)
+        positive, norm = self._sketch(y - coarse)
+        return self._refine(coarse, positive, norm)
+
+    def encode(self, x: Tensor, levels: Tensor | int) -> Encoded:
+        """See ``Coder``."""
+        y, per_token = self.rotate(x), token_levels(levels, x)
+        tables = self.tables(int(per_token.max()) if len(per_token) else 2)
+        codes, norm = kernels.codebook_quantize(y, per_token[None], tables)
+        coarse = kernels.codebook_dequantize(codes[0], norm, per_token, tables)
+        positive, residual_norm = self._sketch(y - coarse)
+        metadata = torch.cat([norm.unsqueeze(-1), residual_norm], dim=-1)
+        return Encoded(codes[0] * 2 + positive.to(torch.uint8), metadata, per_token)
+
+    def decode(self, encoded: Encoded, dtype: torch.dtype) -> Tensor:
+        """See ``Coder``."""
+        norm, residual_norm = encoded.metadata.split(1, dim=-1)
+        tables = self.tables(int(encoded.levels.max()) if len(encoded.levels) else 2)
+        coarse = kernels.codebook_dequantize(encoded.codes // 2, norm.squeeze(-1), encoded.levels, tables)
+        refined = self._refine(coarse, encoded.codes % 2 == 1, residual_norm)
+        return finite_cast(self.rotate_back(refined), dtype)
+
+    def _sketch(self, residual: Tensor) -> tuple[Tensor, Tensor]:
+        norm = to_float16(
+            torch.linalg.vector_norm(residual, dim=-1, keepdim=True, dtype=torch.float64).float()
+        )
+        return residual @ self._projection.T >= 0, norm
+
+    def _refine(self, coarse: Tensor, positive: Tensor, norm: Tensor) -> Tensor:
+        signs = positive.float().mul_(2).sub_(1)
+        return torch.addcmul(coarse, signs @ self._projection, norm.float() * self._gain)
