@@ -61,7 +61,9 @@ class RowLayer(CacheLayerMixin):
         )
         self.is_initialized = True
 
-    def prompt_views(self, like_keys: torch.Tensor, like_values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def prompt_views(
+        self, like_keys: torch.Tensor, like_values: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Writable views [rows, heads, tokens, dim] for a prompt of the shape of ``like_keys`` [1, heads, tokens, dim].
 
         The layer counts those tokens as stored and, from here on, as coded.
@@ -164,4 +166,6 @@ class RowCache(Cache):
     @property
     def nbytes(self) -> int:
         """Bytes of the allocated buffers."""
-        return sum(t.nbytes for layer in self.layers if layer.is_initialized for t in (layer.keys, layer.values))
+        return sum(
+            t.nbytes for layer in self.layers if layer.is_initialized for t in (layer.keys, layer.values)
+        )

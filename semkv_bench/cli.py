@@ -8,13 +8,17 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.logging import RichHandler
 
 from semkv_bench.errors import SemkvError, UsageError
 
-__all__ = ["main"]
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+__all__ = ["main", "sweep_once"]
 
 _SUMMARY = """semkv-bench measures where an LLM's quality falls off a cliff as its KV cache loses bits.
 
@@ -46,7 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SemkvError as error:
         return _fail(error)
     except KeyboardInterrupt:
-        _err.print("stopped; what is recorded is safe, run the same command again to continue", highlight=False)
+        _err.print(
+            "stopped; what is recorded is safe, run the same command again to continue", highlight=False
+        )
         return 128 + signal.SIGINT
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -65,15 +71,21 @@ def _run(command: str, arguments: list[str]) -> int:
 
 def _sweep(arguments: list[str]) -> int:
     from semkv_bench.config import compose_config
-    from semkv_bench.plan import make_plan
-    from semkv_bench.progress import track
-    from semkv_bench.sweep import open_run, run_sweep
 
     if "-m" in arguments or "--multirun" in arguments:
         from semkv_bench.multirun import multirun
 
-        return multirun([a for a in arguments if a not in ("-m", "--multirun")])
-    config = compose_config("sweep", _overrides(arguments))
+        return multirun(_overrides([a for a in arguments if a not in ("-m", "--multirun")]))
+    sweep_once(compose_config("sweep", _overrides(arguments)))
+    return 0
+
+
+def sweep_once(config: "DictConfig") -> None:
+    """Run or resume the sweep of a checked configuration, with progress."""
+    from semkv_bench.plan import make_plan
+    from semkv_bench.progress import track
+    from semkv_bench.sweep import open_run, run_sweep
+
     plan = make_plan(config)
     folder = open_run(plan, config)
     _err.print(
@@ -84,12 +96,11 @@ def _sweep(arguments: list[str]) -> int:
     ran = run_sweep(plan, folder, partial(track, what="examples", console=_err), plan.source.load)
     done = "nothing left to run" if not ran else f"ran {ran} examples"
     _out.print(f"{done}; next: semkv-bench cliff-report run={folder.path}", highlight=False, soft_wrap=True)
-    return 0
 
 
 def _cliff_report(arguments: list[str]) -> int:
-    from semkv_bench.config import compose_config
     from semkv_bench.cliff_report import make_report
+    from semkv_bench.config import compose_config
 
     overrides = _overrides(arguments)
     config = compose_config("cliff_report", overrides)
@@ -138,9 +149,15 @@ def _help(command: str, config_name: str) -> None:
     lines += ["", "Keys and defaults:"]
     body = (conf_dir() / f"{config_name}.yaml").read_text().split("- _self_", 1)[1].splitlines()
     lines += [f"  {line}" for line in body if line.strip() and not line.lstrip().startswith("- ")]
-    extra = {"storage": "  --json                    print JSON", "sweep": "  -m                        Hydra multirun"}
+    extra = {
+        "storage": "  --json                    print JSON",
+        "sweep": "  -m                        Hydra multirun",
+    }
     lines += [extra[command]] if command in extra else []
-    lines += ["", "Keys inside a group: group.key=value, for example grid.levels=[8,6,5,4] or stats.margin=0.05"]
+    lines += [
+        "",
+        "Keys inside a group: group.key=value, for example grid.levels=[8,6,5,4] or stats.margin=0.05",
+    ]
     _out.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
 
 

@@ -1,11 +1,10 @@
 """From a run folder or a file of foreign scores to the written report."""
 
+import json
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import json
 
 import pandas as pd
 import yaml
@@ -52,7 +51,9 @@ def make_report(config: DictConfig, changed: Collection[str], console: Console) 
 def _own(config: DictConfig, changed: Collection[str]) -> _Source:
     path = newest_run() if config.run is None else Path(config.run).expanduser()
     if path is None:
-        raise MissingError(f"there is no run under {RUNS}; run `semkv-bench sweep` first, or give run=DIR or records=FILE")
+        raise MissingError(
+            f"there is no run under {RUNS}; run `semkv-bench sweep` first, or give run=DIR or records=FILE"
+        )
     frame, protocol = read_run(path)
     fixed = StatsOptions(**protocol["stats"])
     given = {name: config.stats[name] for name in changed if name in config.stats}

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
-from hydra.errors import HydraException, InstantiationException
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException, InstantiationException, OverrideParseException
 from hydra.utils import instantiate
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
@@ -16,7 +18,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 import semkv_bench
 from semkv_bench.errors import SemkvError, UsageError
 
-__all__ = ["build", "choices", "compose_config", "conf_dir", "to_yaml"]
+__all__ = ["build", "check_config", "check_sweeps", "choices", "compose_config", "conf_dir", "to_yaml"]
 
 
 @dataclass
@@ -33,6 +35,8 @@ class _Stats:
     average: str = MISSING
     resamples: int = MISSING
     seed: int = MISSING
+    confidence: float = MISSING
+    unpaired: str = MISSING
 
 
 @dataclass
@@ -105,13 +109,38 @@ def compose_config(name: str, overrides: Sequence[str] = ()) -> DictConfig:
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-            composed = compose(name, overrides=list(overrides))
+            return check_config(name, compose(name, overrides=list(overrides)))
+    except (HydraException, OmegaConfBaseException) as error:
+        raise UsageError(_in_one_line(error)) from error
+
+
+def check_config(name: str, composed: DictConfig) -> DictConfig:
+    """The composed configuration with every value's type checked and every interpolation resolved.
+
+    Raises:
+        UsageError: a value of the wrong type, or one that must be given and is not.
+    """
+    try:
         typed = OmegaConf.merge(OmegaConf.structured(_SCHEMAS[name]), composed)
         OmegaConf.resolve(typed)
         _require_given(typed)
         return typed
-    except (HydraException, OmegaConfBaseException) as error:
+    except OmegaConfBaseException as error:
         raise UsageError(_in_one_line(error)) from error
+
+
+def check_sweeps(name: str, overrides: Sequence[str]) -> None:
+    """Compose every combination of a multirun's comma-separated ``overrides`` once, to fail before the first job.
+
+    Raises:
+        UsageError: as ``compose_config`` does.
+    """
+    try:
+        jobs = BasicSweeper.split_arguments(OverridesParser.create().parse_overrides(list(overrides)), None)
+    except HydraException as error:
+        raise UsageError(_in_one_line(error)) from error
+    for job in (job for batch in jobs for job in batch):
+        compose_config(name, job)
 
 
 def build(node: DictConfig, what: str) -> Any:
@@ -130,7 +159,12 @@ def build(node: DictConfig, what: str) -> Any:
 def choices(name: str) -> dict[str, list[str]]:
     """Groups that the configuration ``name`` chooses from, each with its choices."""
     defaults = OmegaConf.load(conf_dir() / f"{name}.yaml").get("defaults", [])
-    groups = [re.sub(r"^(optional |override )", "", str(key)) for entry in defaults if entry != "_self_" for key in entry]
+    groups = [
+        re.sub(r"^(optional |override )", "", str(key))
+        for entry in defaults
+        if entry != "_self_"
+        for key in entry
+    ]
     found = {}
     for group in dict.fromkeys(groups):
         folder = conf_dir() / group.partition("@")[0]
@@ -153,8 +187,26 @@ def _require_given(config: DictConfig) -> None:
 
 def _in_one_line(error: BaseException) -> str:
     """Hydra's and OmegaConf's messages span lines; keep what a person needs, with the key in front."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = str(error)
+    if found := re.search(
+        r"Could not find '(?:.*/)?([^/']+)/([^/']+)'\s+Available options in '.*?':\n((?:\s+\S+\n?)+)", text
+    ):
+        group, choice, options = found.groups()
+        return f"there is no {group} {choice!r}; choose from {', '.join(options.split())}"
+    if found := re.search(r"Could not override '([^']+)'", text):
+        return f"there is no key {found[1]!r} (the command's --help lists groups and keys)"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     key = next((line.partition(":")[2].strip() for line in lines if line.startswith("full_key:")), "")
-    noise = ("full_key:", "object_type=", "reference_type=", "See https", "To append")
-    text = " ".join(line for line in lines if not line.startswith(noise))
-    return f"{key}: {text}" if key and key not in text else text
+    noise = (
+        "full_key:",
+        "object_type=",
+        "reference_type=",
+        "See https",
+        "To append",
+        "Config search path",
+        "provider=",
+    )
+    kept = " ".join(line for line in lines if not line.startswith(noise))
+    if isinstance(error, OverrideParseException):
+        return f"cannot read the override {error.override!r}: {kept}"
+    return f"{key}: {kept}" if key and key not in kept else kept

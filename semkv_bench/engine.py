@@ -12,11 +12,11 @@ from torch import Tensor
 from semkv_bench.cache import RowCache
 from semkv_bench.device import memory_total
 from semkv_bench.errors import SemkvError, UsageError
-from semkv_bench.models import LoadedModel
+from semkv_bench.models import LoadedModel, ModelShape
 from semkv_bench.quantizers import NonFiniteError
 from semkv_bench.settings import Coded, Setting
 
-__all__ = ["Engine", "EngineOptions", "Outcome", "Request"]
+__all__ = ["Engine", "EngineOptions", "Outcome", "Request", "row_bytes"]
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,9 @@ class Engine:
             views = target.prompt_views(*stored)
             target.coded = index in quantized
             for side, (states, view) in enumerate(zip(stored, views, strict=True)):
-                coded = [(setting.keys, setting.values)[side] if target.coded else None for setting in settings]
+                coded = [
+                    (setting.keys, setting.values)[side] if target.coded else None for setting in settings
+                ]
                 try:
                     _fill_side(states[0], view, coded, _coder_seed(seed, index, side))
                 except NonFiniteError as error:
@@ -187,19 +189,25 @@ class Engine:
     def _rows_that_fit(self, request: Request) -> int:
         room = max(request.max_new_tokens, self.options.teacher_tokens) + 1
         capacity = len(request.input_ids) + room
-        shape = self.loaded.shape
-        per_row = 2 * shape.layers * shape.kv_heads * shape.head_dim * capacity * self.loaded.dtype.itemsize
+        per_row = row_bytes(self.loaded.shape, capacity, self.loaded.dtype.itemsize)
         budget = self.options.memory_fraction * memory_total(self.loaded.device)
         fit = max(1, int(budget // per_row))
         return min(fit, self._row_limit or fit)
 
     def _halve(self, rows: int) -> None:
         if rows == 1:
-            raise SemkvError("out of memory with a single cache row: shorten the prompts (max_prompt_tokens=...)")
+            raise SemkvError(
+                "out of memory with a single cache row: shorten the prompts (max_prompt_tokens=...)"
+            )
         self._row_limit = rows // 2
         self.rows = RowCache(self.loaded.model.config)
         if self.loaded.device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def row_bytes(shape: ModelShape, tokens: int, itemsize: int) -> int:
+    """Bytes of one cache row of ``tokens`` tokens, all layers, at ``itemsize`` bytes a value."""
+    return 2 * shape.layers * shape.kv_heads * shape.head_dim * tokens * itemsize
 
 
 def _fill_side(states: Tensor, view: Tensor, coded: Sequence[Coded | None], seed: int) -> None:
@@ -222,7 +230,9 @@ def _compare(outcomes: Sequence[Outcome], log_probs: Tensor, reference: Tensor) 
     """Fill in KL and agreement against ``reference`` [forced, vocabulary], row by row."""
     best = reference.argmax(-1)
     for outcome, row in zip(outcomes, log_probs, strict=True):
-        kl = torch.nn.functional.kl_div(row, reference, log_target=True, reduction="none").sum(-1).clamp_min(0)
+        kl = (
+            torch.nn.functional.kl_div(row, reference, log_target=True, reduction="none").sum(-1).clamp_min(0)
+        )
         outcome.kl, outcome.kl_first = kl.mean().item(), kl[0].item()
         outcome.top1_agreement = (row.argmax(-1) == best).float().mean().item()
         if not math.isfinite(outcome.kl):

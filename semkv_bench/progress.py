@@ -5,7 +5,14 @@ from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 __all__ = ["track"]
 
@@ -37,5 +44,7 @@ def track(items: Iterable[T], total: int, what: str, console: Console) -> Iterat
         now = time.monotonic()
         if now - spoken >= _QUIET_SECONDS or done == total:
             left = (now - began) / done * (total - done)
-            console.print(f"{what}: {done} of {total}, {now - began:.0f} s, about {left:.0f} s left", highlight=False)
+            console.print(
+                f"{what}: {done} of {total}, {now - began:.0f} s, about {left:.0f} s left", highlight=False
+            )
             spoken = now

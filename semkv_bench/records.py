@@ -145,7 +145,9 @@ def read_run(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
     except (yaml.YAMLError, KeyError, TypeError) as error:
         raise UsageError(f"{path / 'protocol.yaml'} is damaged: {str(error).splitlines()[0]}") from error
     if protocol_hash(protocol) != recorded:
-        raise UsageError(f"{path / 'protocol.yaml'} was changed after it was written: its hash does not match")
+        raise UsageError(
+            f"{path / 'protocol.yaml'} was changed after it was written: its hash does not match"
+        )
     records: list[dict[str, Any]] = []
     for file in sorted(path.glob("records-*.jsonl")):
         for unit in _units(file.read_bytes(), file):

@@ -40,7 +40,9 @@ class Setting:
         """Cost per value, averaged over keys and values."""
         if self.prune is not None:
             return self.prune.storage(None, head_dim)
-        sides = [FULL_PRECISION if side is None else side.storage(head_dim) for side in (self.keys, self.values)]
+        sides = [
+            FULL_PRECISION if side is None else side.storage(head_dim) for side in (self.keys, self.values)
+        ]
         return mix([(1, side) for side in sides])
 
     def check(self, head_dim: int) -> None:
@@ -76,7 +78,9 @@ def uniform_settings(
         UsageError: the grid is empty, holds something other than whole numbers from 2 or repeats itself.
     """
     grid = check_levels(levels)
-    sides = [_side_levels(name, given, grid) for name, given in (("key", key_levels), ("value", value_levels))]
+    sides = [
+        _side_levels(name, given, grid) for name, given in (("key", key_levels), ("value", value_levels))
+    ]
     settings = [_uniform(keys, values, pair) for pair in sorted(zip(*sides, strict=True), key=_descending)]
     names = [setting.name for setting in settings]
     repeated = sorted({name for name in names if names.count(name) > 1})
@@ -134,7 +138,9 @@ def _listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
-def _side_levels(name: str, given: Sequence[int] | int | str | None, grid: tuple[int, ...]) -> list[int | None]:
+def _side_levels(
+    name: str, given: Sequence[int] | int | str | None, grid: tuple[int, ...]
+) -> list[int | None]:
     if given is None:
         return list(grid)
     if given == "full":
@@ -157,10 +163,8 @@ def _descending(pair: tuple[int | None, int | None]) -> tuple[float, float]:
 def _uniform(keys: Quantizer, values: Quantizer, pair: tuple[int | None, int | None]) -> Setting:
     key, value = pair
     label = _quantizer_label(keys, values)
-    if key == value and key is not None:
-        points = f"L{key}"
-    else:
-        points = f"K{key or 'full'}V{value or 'full'}"
+    same = key == value and key is not None
+    points = f"L{key}" if same else f"K{key or 'full'}V{value or 'full'}"
     if key is None and value is None:
         raise UsageError("grid.key_levels and grid.value_levels are both full: nothing is quantized")
     return Setting(

@@ -37,19 +37,30 @@ def storage_rows(config: DictConfig) -> list[dict[str, Any]]:
     if isinstance(head_dim, bool) or head_dim < 1:
         raise UsageError(f"head_dim={head_dim} must be a whole number of at least 1")
     if shape is not None and config.head_dim not in (None, shape.head_dim):
-        raise UsageError(f"head_dim={config.head_dim} is not the model's, which is {shape.head_dim}; leave one out")
+        raise UsageError(
+            f"head_dim={config.head_dim} is not the model's, which is {shape.head_dim}; leave one out"
+        )
     return [_row(setting, head_dim, shape, list(config.context)) for setting in _settings(config, head_dim)]
 
 
 def show_storage(rows: list[dict[str, Any]], console: Console) -> None:
     """The rows as a table."""
-    table = Table(title=f"bits per value, head_dim {rows[0]['head_dim']}", title_justify="left")
-    table.add_column("setting", overflow="fold")
-    for column in ("code", "packed", "effective", "compression"):
+    at = "; cache of one sequence at so many tokens" if "cache_bytes" in rows[0] else ""
+    table = Table(
+        title=f"bits per value, head_dim {rows[0]['head_dim']}{at}",
+        title_justify="left",
+        box=None,
+        padding=(0, 2, 0, 0),
+    )
+    table.add_column("setting", overflow="fold", min_width=10)
+    for column in ("code", "packed", "effective", "smaller"):
         table.add_column(column, justify="right", no_wrap=True)
     contexts = list(rows[0].get("cache_bytes", {}))
     for tokens in contexts:
-        table.add_column(f"{int(tokens):,} tokens", justify="right", no_wrap=True)
+        table.add_column(f"at {_thousands(int(tokens))}", justify="right", no_wrap=True)
+    if contexts:
+        sizes = [_human(rows[0]["full_bytes"][tokens]) for tokens in contexts]
+        table.add_row("full", "16.000", "16.000", "16.000", "1.00x", *sizes)
     for row in rows:
         cells = [f"{row[name]:.3f}" for name in ("code_bits", "packed_bits", "effective_bits")]
         sizes = [_human(row["cache_bytes"][tokens]) for tokens in contexts]
@@ -83,9 +94,13 @@ def _row(setting: Setting, head_dim: int, shape: ModelShape | None, contexts: li
     return row
 
 
+def _thousands(tokens: int) -> str:
+    return f"{tokens // 1024}k" if tokens % 1024 == 0 else f"{tokens:,}"
+
+
 def _human(size: float) -> str:
     for unit in ("B", "KiB", "MiB"):
         if size < 1024:
-            return f"{size:.4g} {unit}"
+            return f"{size:.3g} {unit}"
         size /= 1024
-    return f"{size:.4g} GiB"
+    return f"{size:.3g} GiB"

@@ -60,7 +60,9 @@ def run_sweep(
             return 0
         loaded = load()
         started = datetime.now(UTC)
-        folder.write_environment({**describe(loaded.device), "started": started.isoformat(timespec="seconds")})
+        folder.write_environment(
+            {**describe(loaded.device), "started": started.isoformat(timespec="seconds")}
+        )
         engine = Engine(loaded, plan.engine)
         began, previous = time.monotonic(), None
         for example in track(sorted(pending, key=lambda e: (e.task, e.example_id, e.seed)), len(pending)):
@@ -68,7 +70,10 @@ def run_sweep(
             previous = (example, outcomes)
             folder.append(_records(plan, loaded, example, outcomes))
         folder.write_environment(
-            {"finished": datetime.now(UTC).isoformat(timespec="seconds"), "seconds": round(time.monotonic() - began, 1)}
+            {
+                "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+                "seconds": round(time.monotonic() - began, 1),
+            }
         )
         return len(pending)
     finally:
@@ -79,9 +84,17 @@ def _outcomes(
     plan: Plan, engine: Engine, example: Example, previous: tuple[Example, list[Outcome]] | None
 ) -> list[Outcome]:
     """Outcomes of an example; the same prompt under another seed is not run again where the seed changes nothing."""
-    if previous is not None and not any(setting.seeded for setting in plan.settings) and not plan.engine.temperature:
+    if (
+        previous is not None
+        and not any(setting.seeded for setting in plan.settings)
+        and not plan.engine.temperature
+    ):
         before, outcomes = previous
-        if (before.task, before.example_id, before.input_ids) == (example.task, example.example_id, example.input_ids):
+        if (before.task, before.example_id, before.input_ids) == (
+            example.task,
+            example.example_id,
+            example.input_ids,
+        ):
             return outcomes
     return plan.runner.run(engine, _request(engine.loaded, example), plan.settings)
 
@@ -97,7 +110,9 @@ def _request(loaded: LoadedModel, example: Example) -> Request:
     )
 
 
-def _records(plan: Plan, loaded: LoadedModel, example: Example, outcomes: list[Outcome]) -> list[dict[str, Any]]:
+def _records(
+    plan: Plan, loaded: LoadedModel, example: Example, outcomes: list[Outcome]
+) -> list[dict[str, Any]]:
     common = {
         "model": loaded.label,
         "model_revision": loaded.revision,
@@ -140,4 +155,3 @@ def _answer(plan: Plan, loaded: LoadedModel, example: Example, outcome: Outcome)
 
 def _unit(example: Example) -> tuple[str, str, int]:
     return (example.task, example.example_id, example.seed)
-

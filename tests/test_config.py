@@ -1,0 +1,126 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from semkv_bench.config import build, check_sweeps, choices, compose_config, conf_dir
+from semkv_bench.errors import UsageError
+from semkv_bench.plan import planned_settings
+
+GROUPS = choices("sweep")
+
+
+def _needs_a_path(group: str, choice: str) -> list[str]:
+    return ["model.path=somewhere"] if (group, choice) == ("model", "custom") else []
+
+
+@pytest.mark.parametrize(("group", "choice"), [(g, c) for g, names in GROUPS.items() for c in names])
+def test_every_shipped_choice_composes(group, choice):
+    config = compose_config("sweep", [f"{group}={choice}", *_needs_a_path(group, choice)])
+    for part in ("model", "quantizer", "allocation", "protocol"):
+        assert build(config[part], part) is not None
+    assert planned_settings(config)[0].name == "full"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["quantizer=nope"], "there is no quantizer 'nope'; choose from affine"),
+        (["grdi.levels=[3]"], "there is no key 'grdi.levels'"),
+        (["quantizer.width=3"], "there is no key 'quantizer.width'"),
+        (["grid.levels=[3"], "cannot read the override 'grid.levels=[3'"),
+        (["per_task=many"], "per_task: Value 'many'"),
+        (["stats.margin=wide"], "stats.margin: Value 'wide'"),
+        (["engine.max_rows=x"], "engine.max_rows"),
+        (["model=custom"], "model.path must be given"),
+        (["seeds=3"], "seeds"),
+    ],
+)
+def test_bad_overrides_are_one_clear_line(overrides, told):
+    with pytest.raises(UsageError) as raised:
+        compose_config("sweep", overrides)
+    assert told in str(raised.value) and "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["grid.levels=[]"], "no levels given"),
+        (["grid.levels=[-4]"], "not -4"),
+        (["grid.levels=[2.5]"], "not 2.5"),
+        (["grid.levels=[8,1]"], "not 1"),
+        (["grid.levels=[8,8]"], "affine-L8 more than once"),
+        (["grid.levels=[8,4]", "grid.key_levels=[8]"], "1 entries, grid.levels has 2"),
+        (["grid.key_levels=full", "grid.value_levels=full"], "nothing is quantized"),
+        (["grid.key_levels=half"], "grid.key_levels=half"),
+        (["allocation=two_level", "allocation.low=6"], "allocation.low=6 must be below"),
+        (["allocation=two_level", "allocation.fraction=1.2"], "allocation.fraction=1.2"),
+    ],
+)
+def test_bad_settings_are_one_clear_line(overrides, told):
+    with pytest.raises(UsageError, match=told.replace("[", r"\[").replace(".", r"\.")):
+        planned_settings(compose_config("sweep", overrides))
+
+
+def test_numbers_in_scientific_notation_are_numbers():
+    assert compose_config("sweep", ["stats.alpha=1.0e-5"]).stats.alpha == 1e-5
+    assert compose_config("sweep", ["stats.alpha=1e-5"]).stats.alpha == 1e-5
+
+
+def test_keys_and_values_with_different_quantizers_and_levels():
+    config = compose_config("sweep", ["quantizer@value_quantizer=turboquant", "grid.levels=[4,3]"])
+    assert [s.name for s in planned_settings(config)] == [
+        "full",
+        "affine+turboquant-L4",
+        "affine+turboquant-L3",
+    ]
+    config = compose_config("sweep", ["grid.levels=[4,3]", "grid.value_levels=8"])
+    names = [s.name for s in planned_settings(config)]
+    assert names == ["full", "affine-K4V8", "affine-K3V8"]
+    config = compose_config("sweep", ["grid.levels=[4]", "grid.value_levels=full"])
+    setting = planned_settings(config)[1]
+    assert setting.name == "affine-K4Vfull"
+    assert setting.storage(128).effective_bits == (2.25 + 16) / 2
+
+
+def test_mixes_come_on_top_of_the_grid():
+    config = compose_config(
+        "sweep", ["grid.levels=[6,5]", "allocation=two_level", "allocation.fraction=[0.25,0.5]"]
+    )
+    names = [setting.name for setting in planned_settings(config)]
+    assert names == [
+        "full",
+        "affine-L6",
+        "affine-L5",
+        "affine-L6/5@0.25:key_norm",
+        "affine-L6/5@0.5:key_norm",
+    ]
+
+
+def test_multirun_is_checked_before_the_first_job():
+    check_sweeps("sweep", ["quantizer=affine,turboquant", "per_task=3"])
+    with pytest.raises(UsageError, match="there is no quantizer 'nope'"):
+        check_sweeps("sweep", ["quantizer=affine,nope"])
+
+
+def test_found_from_any_working_directory(tmp_path):
+    code = "from semkv_bench.config import compose_config; print(compose_config('sweep').per_task)"
+    root = str(Path(__file__).resolve().parents[1])
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": root},
+    )
+    assert ran.stdout.strip() == "20", ran.stderr
+
+
+def test_every_configuration_file_is_readable():
+    files = list(conf_dir().rglob("*.yaml"))
+    assert len(files) > 15
+    for path in files:
+        assert OmegaConf.load(path) is not None
