@@ -40,7 +40,9 @@ _SMALL = {
 def _tiny(config_class, model_class, **changes) -> LoadedModel:
     torch.manual_seed(7)
     model = model_class(config_class(**{**_SMALL, **changes})).eval()
-    tokenizer = SimpleNamespace(decode=lambda ids, skip_special_tokens: " ".join(map(str, ids)), eos_token_id=2)
+    tokenizer = SimpleNamespace(
+        decode=lambda ids, skip_special_tokens: " ".join(map(str, ids)), eos_token_id=2
+    )
     return LoadedModel(model, tokenizer, label=f"tiny-{config_class.model_type}", revision=None)
 
 

@@ -68,10 +68,15 @@ def test_quantized_rows_see_quantized_keys_and_values(tiny_llama):
         reference = DynamicCache(config=model.config)
         coder = Affine().coder(16)
         for index, layer in enumerate(plain.layers):
-            keys, values = (coder.quantize_dequantize(x[0], torch.tensor([[3]])) for x in (layer.keys, layer.values))
+            keys, values = (
+                coder.quantize_dequantize(x[0], torch.tensor([[3]])) for x in (layer.keys, layer.values)
+            )
             reference.update(keys, values, index)
         last = torch.tensor([[request.input_ids[-1]]])
-        logits = [model(input_ids=last, use_cache=True, **{keyword: cache}).logits[0, -1] for cache in (plain, reference)]
+        logits = [
+            model(input_ids=last, use_cache=True, **{keyword: cache}).logits[0, -1]
+            for cache in (plain, reference)
+        ]
     log_p, log_q = (torch.log_softmax(x.float(), -1) for x in logits)
     kl = (log_p.exp() * (log_p - log_q)).sum().item()
     assert engine.run(request, [FULL, setting])[1].kl_first == pytest.approx(kl, rel=1e-3)
@@ -79,7 +84,8 @@ def test_quantized_rows_see_quantized_keys_and_values(tiny_llama):
 
 def test_keys_and_values_are_quantized_apart(tiny_llama):
     keys_only, values_only = (
-        uniform_settings(Affine(), Affine(), [2], **{side: "full"})[0] for side in ("value_levels", "key_levels")
+        uniform_settings(Affine(), Affine(), [2], **{side: "full"})[0]
+        for side in ("value_levels", "key_levels")
     )
     request = _request(tiny_llama)
     engine = Engine(tiny_llama)
@@ -120,7 +126,9 @@ def test_out_of_memory_halves_the_group(tiny_llama, monkeypatch):
     assert [o.tokens for o in got] == [o.tokens for o in expected]
     assert [o.batch_rows for o in got] == [2, 2, 2, 2, 1]
 
-    monkeypatch.setattr(Engine, "fill", lambda *a, **k: (_ for _ in ()).throw(torch.OutOfMemoryError("no memory")))
+    monkeypatch.setattr(
+        Engine, "fill", lambda *a, **k: (_ for _ in ()).throw(torch.OutOfMemoryError("no memory"))
+    )
     with pytest.raises(SemkvError, match="single cache row"):
         engine.run(_request(tiny_llama), [FULL, *GRID])
 
@@ -146,7 +154,9 @@ def test_rows_end_at_their_own_stop_token(tiny_llama):
 
 def test_stop_tokens_are_held_back_before_min_new_tokens(tiny_llama):
     first = Engine(tiny_llama).run(_request(tiny_llama), [FULL])[0].tokens[0]
-    held = Engine(tiny_llama).run(_request(tiny_llama, stop_ids=frozenset({first}), min_new_tokens=1), [FULL])[0]
+    held = Engine(tiny_llama).run(
+        _request(tiny_llama, stop_ids=frozenset({first}), min_new_tokens=1), [FULL]
+    )[0]
     assert len(held.tokens) >= 1 and held.tokens[0] != first
 
 

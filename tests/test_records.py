@@ -79,7 +79,7 @@ def test_a_living_writer_is_not_repaired(tmp_path):
 
 def test_another_protocol_is_refused(tmp_path):
     _started(tmp_path).close()
-    with pytest.raises(UsageError, match="another protocol .different: model."):
+    with pytest.raises(UsageError, match=r"another protocol \(different: model\)"):
         RunFolder.open(tmp_path, {**PROTOCOL, "model": "n"}, "")
 
 
@@ -149,7 +149,10 @@ def test_environment_of_every_session_is_kept(tmp_path):
     folder = _started(tmp_path)
     folder.write_environment({"torch": "a"})
     folder.write_environment({"torch": "b"})
-    assert [s["torch"] for s in json.loads((tmp_path / "environment.json").read_text())["sessions"]] == ["a", "b"]
+    assert [s["torch"] for s in json.loads((tmp_path / "environment.json").read_text())["sessions"]] == [
+        "a",
+        "b",
+    ]
 
 
 def test_the_lock_ends_with_the_writer(tmp_path):
