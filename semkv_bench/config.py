@@ -46,6 +46,7 @@ class _EngineConfig:
     teacher_tokens: int = MISSING
     temperature: float = MISSING
     prefill_chunk: int | None = None
+    noise_examples: int = MISSING
 
 
 @dataclass

@@ -28,6 +28,7 @@ class EngineOptions:
     teacher_tokens: tokens of the reference answer that KL and agreement are measured on.
     temperature: 0 is greedy; above, all settings of an example draw with the same random numbers.
     prefill_chunk: prompt tokens per forward call; None feeds the prompt whole.
+    noise_examples: examples on which ``full`` is also decoded alone, to show what batching by itself changes.
     """
 
     memory_fraction: float = 0.5
@@ -35,6 +36,7 @@ class EngineOptions:
     teacher_tokens: int = 32
     temperature: float = 0.0
     prefill_chunk: int | None = None
+    noise_examples: int = 8
 
     def __post_init__(self) -> None:
         if not 0 < self.memory_fraction <= 1:
@@ -43,6 +45,7 @@ class EngineOptions:
             ("max_rows", self.max_rows, 1),
             ("teacher_tokens", self.teacher_tokens, 1),
             ("prefill_chunk", self.prefill_chunk, 1),
+            ("noise_examples", self.noise_examples, 0),
         ):
             if value is not None and value < least:
                 raise UsageError(f"engine.{name}={value} must be at least {least}")
@@ -93,6 +96,7 @@ class Engine:
         self.prompt = RowCache(loaded.model.config)
         self.rows = RowCache(loaded.model.config)
         self._row_limit = options.max_rows
+        self._reference: Tensor | None = None
 
     @torch.inference_mode()
     def run(self, request: Request, settings: Sequence[Setting]) -> list[Outcome]:
@@ -103,11 +107,11 @@ class Engine:
         """
         self.prefill(request.input_ids[:-1])
         outcomes: list[Outcome] = []
-        reference: Tensor | None = None
+        self._reference = None
         while len(outcomes) < len(settings):
             group = settings[len(outcomes) : len(outcomes) + self._rows_that_fit(request)]
             try:
-                done, reference = self._run_group(request, group, reference)
+                done = self._run_group(request, group)
             except (torch.OutOfMemoryError, RuntimeError) as error:
                 if not _is_out_of_memory(error):
                     raise
@@ -115,6 +119,14 @@ class Engine:
                 continue
             outcomes.extend(done)
         return outcomes
+
+    @torch.inference_mode()
+    def run_alone(self, request: Request, setting: Setting) -> Outcome:
+        """Answer the request that was just run once more under one setting, in a batch of its own.
+
+        Its KL and agreement are against ``full`` in the batch: for ``full`` itself, the noise that batching adds.
+        """
+        return self._run_group(request, [setting])[0]
 
     @torch.inference_mode()
     def prefill(self, input_ids: Sequence[int]) -> None:
@@ -146,22 +158,21 @@ class Engine:
                 except NonFiniteError as error:
                     raise NonFiniteError(f"layer {index}, {('keys', 'values')[side]}: {error}") from error
 
-    def _run_group(
-        self, request: Request, group: Sequence[Setting], reference: Tensor | None
-    ) -> tuple[list[Outcome], Tensor]:
+    def _run_group(self, request: Request, group: Sequence[Setting]) -> list[Outcome]:
         forced = list(request.reference_ids[: self.options.teacher_tokens])
         self.fill(group, request.seed, room=max(request.max_new_tokens, len(forced)) + 1)
         prompt_tokens = len(request.input_ids)
         ids = torch.tensor([[request.input_ids[-1], *forced[:-1]]], device=self.loaded.device)
         logits = self._forward(self.loaded.model, ids.expand(len(group), -1), self.rows).logits.float()
         log_probs = torch.log_softmax(logits, dim=-1)  # [rows, forced, vocabulary]
-        reference = log_probs[0].clone() if reference is None else reference
+        if self._reference is None:
+            self._reference = log_probs[0].clone()
         outcomes = [Outcome(setting, batch_rows=len(group)) for setting in group]
         if forced:
-            _compare(outcomes, log_probs, reference)
+            _compare(outcomes, log_probs, self._reference)
         self.rows.rewind(prompt_tokens)
         self._decode(request, outcomes, logits[:, 0])
-        return outcomes, reference
+        return outcomes
 
     def _decode(self, request: Request, outcomes: list[Outcome], logits: Tensor) -> None:
         active = list(outcomes)

@@ -17,6 +17,7 @@ from semkv_bench.models import LoadedModel
 from semkv_bench.plan import Plan, prompt_hash
 from semkv_bench.records import RunFolder, protocol_hash
 from semkv_bench.runaway import is_runaway
+from semkv_bench.settings import FULL
 from semkv_bench.tasks import Example
 
 __all__ = ["RUNS", "newest_run", "open_run", "run_sweep"]
@@ -64,11 +65,14 @@ def run_sweep(
             {**describe(loaded.device), "started": started.isoformat(timespec="seconds")}
         )
         engine = Engine(loaded, plan.engine)
-        began, previous = time.monotonic(), None
-        for example in track(sorted(pending, key=lambda e: (e.task, e.example_id, e.seed)), len(pending)):
-            outcomes = _outcomes(plan, engine, example, previous)
-            previous = (example, outcomes)
-            folder.append(_records(plan, loaded, example, outcomes))
+        noisy = _noise_sample(plan)
+        began, records = time.monotonic(), []
+        for example in track(sorted(pending, key=_unit), len(pending)):
+            if _same_answers(plan, example, records):
+                records = [{**record, "seed": example.seed} for record in records]
+            else:
+                records = _answers(plan, engine, example, alone=_unit(example) in noisy)
+            folder.append(records)
         folder.write_environment(
             {
                 "finished": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -80,39 +84,25 @@ def run_sweep(
         folder.close()
 
 
-def _outcomes(
-    plan: Plan, engine: Engine, example: Example, previous: tuple[Example, list[Outcome]] | None
-) -> list[Outcome]:
-    """Outcomes of an example; the same prompt under another seed is not run again where the seed changes nothing."""
-    if (
-        previous is not None
-        and not any(setting.seeded for setting in plan.settings)
-        and not plan.engine.temperature
-    ):
-        before, outcomes = previous
-        if (before.task, before.example_id, before.input_ids) == (
-            example.task,
-            example.example_id,
-            example.input_ids,
-        ):
-            return outcomes
-    return plan.runner.run(engine, _request(engine.loaded, example), plan.settings)
+def _same_answers(plan: Plan, example: Example, before: list[dict[str, Any]]) -> bool:
+    """Would the records ``before`` come out again? So where an item was drawn twice and the seed changes nothing."""
+    if not before or plan.engine.temperature or any(setting.seeded for setting in plan.settings):
+        return False
+    same = ("task", example.task), ("example_id", example.example_id), ("prompt_hash", prompt_hash(example))
+    return all(before[0][name] == value for name, value in same)
 
 
-def _request(loaded: LoadedModel, example: Example) -> Request:
-    return Request(
-        input_ids=example.input_ids,
-        reference_ids=example.target_ids,
-        max_new_tokens=example.max_new_tokens,
-        stop_ids=frozenset((*loaded.eos_ids, *example.stop_token_ids)),
-        min_new_tokens=example.min_new_tokens,
-        seed=example.seed,
-    )
+def _noise_sample(plan: Plan) -> set[tuple[str, str, int]]:
+    """The examples, spread over the plan, on which ``full`` is decoded alone too."""
+    count = min(plan.engine.noise_examples, len(plan.examples))
+    ordered = sorted(plan.examples, key=_unit)
+    return {_unit(ordered[i * len(ordered) // count]) for i in range(count)}
 
 
-def _records(
-    plan: Plan, loaded: LoadedModel, example: Example, outcomes: list[Outcome]
-) -> list[dict[str, Any]]:
+def _answers(plan: Plan, engine: Engine, example: Example, alone: bool) -> list[dict[str, Any]]:
+    """One record per setting; ``alone`` adds to that of ``full`` how it fares in a batch of its own."""
+    loaded, request = engine.loaded, _request(engine.loaded, example)
+    outcomes = plan.runner.run(engine, request, plan.settings)
     common = {
         "model": loaded.label,
         "model_revision": loaded.revision,
@@ -127,7 +117,26 @@ def _records(
         "truncated": example.truncated,
         "depths": list(example.depths),
     }
-    return [{**common, **_answer(plan, loaded, example, outcome)} for outcome in outcomes]
+    records = [{**common, **_answer(plan, loaded, example, outcome)} for outcome in outcomes]
+    if alone:
+        single = plan.runner.run_alone(engine, request, FULL)
+        records[0] |= {
+            "alone_score": plan.task.score(example, _text(loaded, single)),
+            "alone_same_tokens": single.tokens == outcomes[0].tokens,
+            "alone_kl": single.kl,
+        }
+    return records
+
+
+def _request(loaded: LoadedModel, example: Example) -> Request:
+    return Request(
+        input_ids=example.input_ids,
+        reference_ids=example.target_ids,
+        max_new_tokens=example.max_new_tokens,
+        stop_ids=frozenset((*loaded.eos_ids, *example.stop_token_ids)),
+        min_new_tokens=example.min_new_tokens,
+        seed=example.seed,
+    )
 
 
 def _answer(plan: Plan, loaded: LoadedModel, example: Example, outcome: Outcome) -> Mapping[str, Any]:
@@ -135,7 +144,7 @@ def _answer(plan: Plan, loaded: LoadedModel, example: Example, outcome: Outcome)
     quantizes = setting.keys is not None or setting.values is not None
     if quantizes and not outcome.reads:
         raise SemkvError(f"{setting.name}: attention never read a quantized token; the result is refused")
-    prediction = loaded.tokenizer.decode(outcome.tokens, skip_special_tokens=True)
+    prediction = _text(loaded, outcome)
     return {
         "setting": setting.name,
         "kind": setting.kind,
@@ -153,5 +162,10 @@ def _answer(plan: Plan, loaded: LoadedModel, example: Example, outcome: Outcome)
     }
 
 
+def _text(loaded: LoadedModel, outcome: Outcome) -> str:
+    return loaded.tokenizer.decode(outcome.tokens, skip_special_tokens=True)
+
+
 def _unit(example: Example) -> tuple[str, str, int]:
+    """What is recorded together, and the order of a run: seeds of the same item follow one another."""
     return (example.task, example.example_id, example.seed)

@@ -20,3 +20,7 @@ class Prefill:
     def run(self, engine: Engine, request: Request, settings: Sequence[Setting]) -> list[Outcome]:
         """One outcome per setting, in their order."""
         return engine.run(request, settings)
+
+    def run_alone(self, engine: Engine, request: Request, setting: Setting) -> Outcome:
+        """The request that was just run, once more under one setting in a batch of its own."""
+        return engine.run_alone(request, setting)

@@ -1,0 +1,288 @@
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pandas as pd
+import pytest
+import yaml
+
+from semkv_bench.cli import main
+from semkv_bench.records import read_run
+
+QUICK = ["per_task=3", "task.length=300", "max_new_tokens=4", "grid.levels=[16,4,2]"]
+
+
+def _sweep(folder, out, *more: str) -> list[str]:
+    return ["sweep", "model=custom", f"model.path={folder}", f"out={out}", *QUICK, *more]
+
+
+def _lines(capsys) -> tuple[str, str]:
+    captured = capsys.readouterr()
+    return captured.out, captured.err
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, local_folder):
+    """A finished run of the small random model."""
+    out = tmp_path_factory.mktemp("runs") / "run"
+    assert main(_sweep(local_folder, out)) == 0
+    return out
+
+
+def test_a_run_folder_holds_everything(run):
+    frame, protocol = read_run(run)
+    assert len(frame) == 4 * 6 == len(protocol["settings"]) * protocol["examples"]["count"]
+    assert set(frame.setting) == {"full", "affine-L16", "affine-L4", "affine-L2"}
+    assert frame.score.between(0, 1).all() and frame.prompt_tokens.between(200, 300).all()
+    quantized = frame[frame.setting != "full"]
+    assert (quantized.quantized_reads > 0).all() and (quantized.kl > 0).all()
+    assert (frame[frame.setting == "full"].kl == 0).all()
+    low, high = (frame[frame.setting == f"affine-L{level}"].kl.mean() for level in (16, 2))
+    assert low < high
+    assert {"config.yaml", "protocol.yaml", "environment.json"} <= {p.name for p in run.iterdir()}
+    assert yaml.safe_load((run / "config.yaml").read_text())["per_task"] == 3
+
+
+def test_report_of_a_run(run, capsys, tmp_path):
+    assert main(["cliff-report", f"run={run}", f"out={tmp_path}"]) == 0
+    out, _ = _lines(capsys)
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["preregistered"] is True and report["margin"] == 0.03
+    assert "affine-L16" in out
+    for name in ("report.md", "report.html", "figures/score_vs_bits.svg", "figures/score_vs_bits.png"):
+        assert (tmp_path / name).stat().st_size > 500
+    assert (
+        main(["cliff-report", f"run={run}", f"out={tmp_path}", "stats.margin=0.05", "stats.alpha=0.1"]) == 0
+    )
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["preregistered"], report["margin"], report["alpha"]) == (False, 0.05, 0.1)
+
+
+def test_a_finished_run_is_not_run_again(run, local_folder, capsys):
+    before = {p: p.read_bytes() for p in run.glob("records-*")}
+    assert main(_sweep(local_folder, run)) == 0
+    assert "nothing left to run" in _lines(capsys)[0]
+    assert {p: p.read_bytes() for p in run.glob("records-*") if p.stat().st_size} == before
+
+
+def test_another_protocol_in_the_same_folder_is_refused(run, local_folder, capsys):
+    before = {p: p.read_bytes() for p in run.iterdir() if p.is_file()}
+    assert main(_sweep(local_folder, run, "seeds=[1]")) == 2
+    assert "another protocol" in _lines(capsys)[1]
+    assert {p: p.read_bytes() for p in run.iterdir() if p.is_file()} == before
+
+
+def test_default_folder_resumes_the_newest_unfinished(local_folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    arguments = [a for a in _sweep(local_folder, "") if not a.startswith("out=")]
+    assert main(arguments) == 0
+    (first,) = (tmp_path / "results/runs").iterdir()
+    records = first / "records-0.jsonl"
+    whole = records.read_bytes()
+    records.write_bytes(whole[: len(whole) // 2])
+    assert main(arguments) == 0
+    assert [p.name for p in (tmp_path / "results/runs").iterdir()] == [first.name]
+    assert sorted(records.read_bytes().splitlines()) == sorted(whole.splitlines())
+    capsys.readouterr()
+    assert main(["cliff-report"]) == 0
+    assert (first / "report.json").exists()
+    time.sleep(1.1)
+    assert main(arguments) == 0
+    assert len(list((tmp_path / "results/runs").iterdir())) == 2
+
+
+def test_multirun_makes_a_run_each(local_folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments = [a for a in _sweep(local_folder, "") if not a.startswith("out=")]
+    assert main([*arguments, "-m", "quantizer=affine,turboquant", "per_task=1"]) == 0
+    runs = [read_run(path)[1] for path in (tmp_path / "results/runs").iterdir()]
+    assert len(runs) == 2 and len({r["hash"] for r in runs}) == 2
+
+
+def test_longbench_from_a_local_folder(local_folder, tmp_path, capsys):
+    data = tmp_path / "data"
+    data.mkdir()
+    item = {"context": "The lamp is red. " * 40, "input": "Which colour?", "answers": ["red"], "length": 160}
+    rows = [
+        {
+            **item,
+            "dataset": "hotpotqa",
+            "language": "en",
+            "all_classes": None,
+            "_id": f"id{i}",
+            "input": f"Colour {i}?",
+        }
+        for i in range(4)
+    ]
+    (data / "hotpotqa.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = _sweep(local_folder, tmp_path / "run", "task=longbench", f"task.path={data}", "prompts=own")
+    command = [a for a in command if not a.startswith("task.length")]
+    assert main([*command, "subset=[hotpotqa]", "max_prompt_tokens=120"]) == 0
+    frame, protocol = read_run(tmp_path / "run")
+    assert (
+        set(frame.task) == {"hotpotqa"} and set(frame.prompts) == {"own"} and frame.prompt_tokens.max() <= 120
+    )
+    assert protocol["prompts"] == "own" and frame.truncated.all()
+    assert main([*command, "subset=[qasper]", "out=" + str(tmp_path / "other")]) == 3
+    assert "qasper" in _lines(capsys)[1]
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "told"),
+    [
+        (["swep"], 2, "choose from sweep"),
+        (["sweep", "model"], 2, "not of the form key=value"),
+        (["sweep", "--fast"], 2, "unknown option --fast"),
+        (["sweep", "model=nope"], 2, "there is no model 'nope'"),
+        (["sweep", "grid.levels=[]"], 2, "no levels given"),
+        (["sweep", "grid.levels=[1]"], 2, "whole numbers from 2"),
+        (["sweep", "quantizer.group_size=48"], 2, "legal sizes are 2, 4, 8, 16, 32, 64"),
+        (["sweep", "stats.margin=1"], 2, "stats.margin"),
+        (["sweep", "subset=[needles]"], 2, "niah_noise"),
+        (["sweep", "seeds=[1,1]"], 2, "names a seed twice"),
+        (["sweep", "max_prompt_tokens=3"], 2, "max_prompt_tokens"),
+        (["sweep", "task.length=9000"], 2, "max_prompt_tokens=8"),
+        (["sweep", "model=custom", "model.path=/nowhere"], 3, "does not exist"),
+        (["sweep", "model=llama31"], 3, "hf download meta-llama/Llama-3.1-8B-Instruct"),
+        (["sweep", "task=longbench"], 3, "LongBench"),
+        (["cliff-report", "run=/nowhere"], 3, "not a run folder"),
+        (["cliff-report", "records=/nowhere.csv"], 3, "/nowhere.csv"),
+        (["cliff-report", "run=a", "records=b"], 2, "not both"),
+        (["storage", "head_dim=0"], 2, "head_dim=0"),
+        (["storage", "head_dim=12", "quantizer.group_size=5"], 2, "legal sizes"),
+    ],
+)
+def test_wrong_usage_is_one_line_with_its_exit_code(command, code, told, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert main(command) == code
+    out, err = _lines(capsys)
+    assert told in err and len(err.strip().splitlines()) == 1 and err.startswith("semkv-bench: ") and not out
+    assert not (tmp_path / "results").exists()
+
+
+def test_no_run_yet(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["cliff-report"]) == 3
+    assert "semkv-bench sweep" in _lines(capsys)[1]
+
+
+@pytest.mark.parametrize("command", ["sweep", "cliff-report", "storage", "plan"])
+def test_help_lists_groups_and_choices(command, capsys):
+    assert main([command, "--help"]) == 0
+    out = _lines(capsys)[0]
+    assert "stats: default" in out or "quantizer: affine" in out
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (
+            ["quantizer=affine", "allocation=two_level", "allocation.high=6", "allocation.low=5"],
+            {"code_bits": 2.388, "packed_bits": 2.4, "effective_bits": 2.65, "compression": 6.04},
+        ),
+        (
+            [
+                "quantizer=turboquant",
+                "allocation=two_level",
+                "allocation.high=4",
+                "allocation.low=3",
+                "allocation.fraction=0.75",
+            ],
+            {"code_bits": 1.896, "packed_bits": 1.9, "effective_bits": 2.025, "compression": 7.90},
+        ),
+        (
+            ["grid.levels=[5]"],
+            {"code_bits": 2.322, "packed_bits": 2.3333, "effective_bits": 2.5833, "compression": 6.19},
+        ),
+        (["allocation=prune"], {"effective_bits": 4.0, "compression": 4.0}),
+        (
+            ["quantizer=turboquant", "grid.levels=[4]"],
+            {"code_bits": 2, "packed_bits": 2, "effective_bits": 2.125},
+        ),
+    ],
+)
+def test_storage_reproduces_the_known_figures(overrides, expected, capsys):
+    assert main(["storage", *overrides, "head_dim=128", "--json"]) == 0
+    got = json.loads(_lines(capsys)[0])
+    for name, value in expected.items():
+        digits = len(str(value).partition(".")[2])
+        assert round(got[name], digits) == value, name
+
+
+def test_storage_of_a_model_and_several_levels(capsys):
+    assert main(["storage", "model=smollm2", "grid.levels=[8,5]", "context=[1000]", "--json"]) == 0
+    high, low = json.loads(_lines(capsys)[0])
+    assert high["full_bytes"]["1000"] == 2 * 30 * 3 * 64 * 1000 * 2
+    assert low["cache_bytes"]["1000"] == pytest.approx(
+        high["full_bytes"]["1000"] * low["effective_bits"] / 16, abs=1
+    )
+    assert main(["storage", "model=smollm2"]) == 0
+
+
+def test_plan_loads_no_weights(capsys, monkeypatch):
+    monkeypatch.setattr("semkv_bench.models.AutoModelForCausalLM", None)
+    assert main(["plan", "per_task=2"]) == 0
+    out = _lines(capsys)[0]
+    assert "niah_noise" in out and "30 of 30 layers quantized" in out
+
+
+def test_foreign_scores_from_a_csv(tmp_path, capsys):
+    rows = [
+        {
+            "task": "qa",
+            "example_id": i,
+            "setting": setting,
+            "code_bits": bits,
+            "score": float(good or i % 10 == 0),
+        }
+        for i in range(80)
+        for setting, bits, good in (("full", 16, True), ("L4", 2.0, True), ("L2", 1.0, False))
+    ]
+    path = tmp_path / "scores.csv"
+    pd.DataFrame(rows).to_csv(path, index=False)
+    assert main(["cliff-report", f"records={path}", f"out={tmp_path / 'r'}", "stats.margin=0.05"]) == 0
+    report = json.loads((tmp_path / "r/report.json").read_text())
+    assert report["cliff"]["status"] == "located"
+    assert (report["cliff"]["lower_bits"], report["cliff"]["upper_bits"]) == (1.0, 2.0)
+    assert report["operating_point"]["setting"] == "L4"
+
+
+def test_killed_at_random_moments_and_resumed_the_report_is_the_same(run, local_folder, tmp_path):
+    """``kill -9`` ten times, at any moment from start-up on, then a run to the end."""
+    assert main(["cliff-report", f"run={run}", f"out={tmp_path / 'undisturbed'}"]) == 0
+    expected = (tmp_path / "undisturbed/report.json").read_bytes()
+    broken = tmp_path / "broken"
+    command = [sys.executable, "-m", "semkv_bench.cli", *_sweep(local_folder, broken)]
+    rng, kills = random.Random(5), 0
+    environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "2")}
+    while kills < 10:
+        process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
+        )
+        before = _size(broken)
+        target = rng.uniform(0, 30_000)
+        while process.poll() is None and _size(broken) - before < target:
+            time.sleep(0.001)
+        if process.poll() is not None:
+            assert process.returncode == 0
+            # Done too early for ten kills: take the tail away, as a kill would have.
+            file = broken / "records-0.jsonl"
+            file.write_bytes(file.read_bytes()[: rng.randrange(_size(broken))])
+        else:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        kills += 1
+    subprocess.run(command, check=True, capture_output=True, env=environment)
+    assert main(["cliff-report", f"run={broken}"]) == 0
+    assert (broken / "report.json").read_bytes() == expected
+    frame, protocol = read_run(broken)
+    assert len(frame) == len(protocol["settings"]) * protocol["examples"]["count"]
+
+
+def _size(folder) -> int:
+    return sum(p.stat().st_size for p in folder.glob("records-*"))
