@@ -1,0 +1,378 @@
+"""Scores made elsewhere: read a JSONL, CSV or Parquet file into the records the statistics work on."""
+
+import csv
+import json
+from collections.abc import Callable, Hashable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from semkv_bench.errors import MissingError, UsageError
+
+__all__ = ["KINDS", "REFERENCE", "normalize", "read_records"]
+
+KINDS = ("full", "uniform", "mixed", "prune")
+REFERENCE = "full"
+UNIT = ["task", "example_id", "seed", "turn"]
+
+_NEEDED = ("task", "example_id", "setting", "code_bits", "score")
+_NULLS = frozenset({"", "nan", "null", "none", "na", "n/a"})
+_TRUE, _FALSE = frozenset({"true", "1", "yes", "1.0"}), frozenset({"false", "0", "no", "0.0"})
+_SAME_BITS = 1e-6
+# Two-level and pruning allocations round to whole tokens, so recorded bits may move a little with the prompt.
+_MIXED_BITS = 0.05
+
+Where = Callable[[Hashable], str]
+
+
+def read_records(path: Path | str, *, model: str | None = None) -> pd.DataFrame:
+    """Records of a foreign score file, checked and completed; one row per example, seed, turn and setting.
+
+    The file (.jsonl, .csv or .parquet) needs the columns task, example_id, setting, code_bits and score
+    (0..1); the setting ``full`` is the reference. Absent columns become seed 0, turn 0, kind uniform (full
+    for ``full``), and null; ``code_bits`` of ``full`` may be left out. Ids are compared as text. ``model``
+    keeps the rows of one model, since models are never pooled.
+
+    Raises:
+        MissingError: there is no such file.
+        UsageError: the file cannot be used; one line that names the row, column or setting.
+    """
+    path = Path(path)
+    readers = {".jsonl": _read_jsonl, ".csv": _read_csv, ".parquet": _read_parquet}
+    if path.suffix.lower() not in readers:
+        raise UsageError(f"{path}: cannot tell the format from its name; use .jsonl, .csv or .parquet")
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder; give a file of scores, or run=DIR for a run folder")
+    if not path.exists():
+        raise MissingError(f"{path} does not exist; give records=FILE with a .jsonl, .csv or .parquet file")
+    try:
+        frame, where = readers[path.suffix.lower()](path)
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start})") from error
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
+    if frame.empty:
+        raise UsageError(f"{path} holds no records")
+    return normalize(frame, str(path), where=where, model=model)
+
+
+def _read_jsonl(path: Path) -> tuple[pd.DataFrame, Where]:
+    rows, lines = [], []
+    with path.open(encoding="utf-8-sig") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except (json.JSONDecodeError, RecursionError) as error:
+                message = getattr(error, "msg", "nested too deeply")
+                raise UsageError(f"{path}, line {number}: broken JSON ({message})") from error
+            if not isinstance(row, dict):
+                raise UsageError(f"{path}, line {number}: expected a JSON object, got {_short(row)}")
+            rows.append(row)
+            lines.append(number)
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    # Object columns keep what the file says: ids such as 007 or 12 next to a missing value stay as written.
+    data = {name: pd.Series([row.get(name) for row in rows], dtype=object) for name in columns}
+    return pd.DataFrame(data), lambda i: f"line {lines[i]}"
+
+
+def _read_csv(path: Path) -> tuple[pd.DataFrame, Where]:
+    rows, lines = [], []
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.reader(file)
+        try:
+            header = [name.strip() for name in next(reader, [])]
+            repeated = sorted({name for name in header if header.count(name) > 1})
+            if repeated:
+                raise UsageError(f"{path}: column {repeated[0]} occurs more than once")
+            for row in reader:
+                if not row:
+                    continue
+                if len(row) != len(header):
+                    raise UsageError(
+                        f"{path}, line {reader.line_num}: {len(row)} fields where the header has {len(header)}"
+                    )
+                rows.append(row)
+                lines.append(reader.line_num)
+        except csv.Error as error:
+            raise UsageError(f"{path}, line {reader.line_num}: broken CSV ({error})") from error
+    frame = pd.DataFrame(rows, columns=header, dtype=object)
+    return frame, lambda i: f"line {lines[i]}"
+
+
+def _read_parquet(path: Path) -> tuple[pd.DataFrame, Where]:
+    if path.stat().st_size == 0:
+        return pd.DataFrame(), lambda i: f"row {i}"
+    try:
+        frame = pd.read_parquet(path).reset_index(drop=True)
+    except Exception as error:
+        raise UsageError(f"{path} is not a readable Parquet file: {str(error).splitlines()[0]}") from error
+    return frame, lambda i: f"row {i + 1}"
+
+
+def normalize(
+    frame: pd.DataFrame, source: str = "records", *, where: Where | None = None, model: str | None = None
+) -> pd.DataFrame:
+    """Checked copy of ``frame`` with all record columns, sorted by example, seed, turn and setting.
+
+    ``source`` names the records in messages, ``where`` a row by its position. Doing it twice changes nothing.
+
+    Raises UsageError as :func:`read_records`.
+    """
+    missing = [name for name in _NEEDED if name not in frame.columns]
+    if missing:
+        raise UsageError(
+            f"{source}: no column {', '.join(missing)}; needed are {', '.join(_NEEDED)}, "
+            f"found {', '.join(map(str, frame.columns)) or 'none'}"
+        )
+    if frame.empty:
+        raise UsageError(f"{source} holds no records")
+    where = where or (lambda i: f"row {i + 1}")
+    frame = frame.reset_index(drop=True).copy()
+    for name in ("model", "protocol", "quantizer", "kind"):
+        frame[name] = _texts(frame, name, None)
+    frame = _one_model(frame, source, model)
+    fail = _Complaint(source, where)
+    for name in ("task", "example_id", "setting"):
+        frame[name] = _texts(frame, name, fail)
+    for name in ("seed", "turn"):
+        frame[name] = _whole(frame, name, fail)
+    for name in ("code_bits", "packed_bits", "effective_bits", "score", "kl", "top1_agreement"):
+        frame[name] = _numbers(frame, name, fail)
+    frame["runaway"] = _flags(frame, fail)
+    frame["kind"] = _kinds(frame, fail)
+    _check_scores(frame, source, fail)
+    _check_unique(frame, source, where)
+    _check_one_protocol(frame, source)
+    frame = _complete_bits(frame, source)
+    _check_reference(frame, source)
+    return frame.sort_values([*UNIT, "setting"], kind="stable").reset_index(drop=True)
+
+
+class _Complaint:
+    """Raises a UsageError about the first row that ``bad`` marks."""
+
+    def __init__(self, source: str, where: Where) -> None:
+        self.source, self.where = source, where
+
+    def __call__(self, bad: pd.Series, say: Callable[[Hashable], str]) -> None:
+        if bad.any():
+            first = bad.index[bad.to_numpy()][0]
+            raise UsageError(f"{self.source}, {self.where(first)}: {say(first)}")
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _is_null(value: Any) -> bool:
+    if value is None or value is pd.NA or value is pd.NaT:
+        return True
+    if isinstance(value, str):
+        return value.strip().lower() in _NULLS
+    return isinstance(value, (float, np.floating)) and np.isnan(value)
+
+
+def _text(value: Any) -> str | None:
+    if isinstance(value, str):
+        return value.strip() or None
+    if _is_null(value):
+        return None
+    if isinstance(value, (float, np.floating)) and float(value).is_integer():
+        return str(int(value))
+    return str(value)
+
+
+def _texts(frame: pd.DataFrame, name: str, fail: _Complaint | None) -> pd.Series:
+    """Column ``name`` as text or None; with ``fail``, nothing may be empty."""
+    if name not in frame:
+        return pd.Series([None] * len(frame), index=frame.index, dtype=object)
+    texts = [_text(value) for value in frame[name]]
+    if fail is None:
+        texts = [None if _is_null(text) else text for text in texts]
+    column = pd.Series(texts, index=frame.index, dtype=object)
+    if fail is not None:
+        fail(column.isna(), lambda i: f"{name} is empty")
+    return column
+
+
+def _number(value: Any) -> float | None:
+    """The number in ``value``; NaN for null, None where it is something else."""
+    if isinstance(value, (bool, np.bool_)):
+        return float(value)
+    if _is_null(value):
+        return float("nan")
+    if isinstance(value, (int, float, np.integer, np.floating, str)):
+        try:
+            return float(value)
+        except (ValueError, OverflowError):
+            return None
+    return None
+
+
+def _numbers(frame: pd.DataFrame, name: str, fail: _Complaint) -> pd.Series:
+    if name not in frame:
+        return pd.Series(np.nan, index=frame.index, dtype=float)
+    raw = frame[name]
+    parsed = pd.Series([_number(value) for value in raw], index=frame.index, dtype=object)
+    wrong = parsed.map(lambda value: value is None).astype(bool)
+    fail(wrong, lambda i: f"{name} {_short(raw[i])} is not a number")
+    numbers = parsed.astype(float)
+    fail(np.isinf(numbers), lambda i: f"{name} {_short(raw[i])} is not finite")
+    return numbers
+
+
+def _whole(frame: pd.DataFrame, name: str, fail: _Complaint) -> pd.Series:
+    if name not in frame:
+        return pd.Series(0, index=frame.index, dtype="int64")
+    numbers = _numbers(frame, name, fail).fillna(0)
+    fail(numbers % 1 != 0, lambda i: f"{name} {_short(frame[name][i])} is not a whole number")
+    return numbers.astype("int64")
+
+
+def _flags(frame: pd.DataFrame, fail: _Complaint) -> pd.Series:
+    """``runaway`` as 0.0, 1.0 or NaN (unknown)."""
+    if "runaway" not in frame:
+        return pd.Series(np.nan, index=frame.index, dtype=float)
+
+    def flag(value: Any) -> float | None:
+        text = str(value).strip().lower()
+        return float("nan") if _is_null(value) else 1.0 if text in _TRUE else 0.0 if text in _FALSE else None
+
+    flags = pd.Series([flag(value) for value in frame["runaway"]], index=frame.index, dtype=object)
+    wrong = flags.map(lambda value: value is None).astype(bool)
+    fail(wrong, lambda i: f"runaway {_short(frame['runaway'][i])} is neither true nor false")
+    return flags.astype(float)
+
+
+def _kinds(frame: pd.DataFrame, fail: _Complaint) -> pd.Series:
+    default = np.where(frame["setting"] == REFERENCE, "full", "uniform")
+    kind = frame["kind"].where(frame["kind"].notna(), pd.Series(default, index=frame.index, dtype=object))
+    fail(~kind.isin(KINDS), lambda i: f"kind {kind[i]!r} is none of {', '.join(KINDS)}")
+    wrong = (frame["setting"] == REFERENCE) & (kind != "full")
+    fail(wrong, lambda i: f"the setting {REFERENCE} has kind {kind[i]!r}; it is the reference, kind full")
+    mixed = kind.groupby(frame["setting"]).transform("nunique") > 1
+    fail(mixed, lambda i: f"setting {frame['setting'][i]} has more than one kind")
+    return kind.astype(object)
+
+
+def _check_scores(frame: pd.DataFrame, source: str, fail: _Complaint) -> None:
+    score = frame["score"]
+    fail(score.isna(), lambda i: "score is missing or NaN; leave the row out or give it a score")
+    if (score > 1).any() and score.min() >= 0 and 1.5 < score.max() <= 100:
+        hint = "; scores look like 0..100, divide them by 100"
+    else:
+        hint = ""
+    outside = (score < 0) | (score > 1)
+    fail(outside, lambda i: f"score {score[i]:g} (setting {frame['setting'][i]}) is outside 0..1{hint}")
+
+
+def _one_model(frame: pd.DataFrame, source: str, model: str | None) -> pd.DataFrame:
+    found = frame["model"].dropna().unique().tolist()
+    if model is not None:
+        if model not in found:
+            held = f"holds {_names(found)}" if found else "has no column model"
+            raise UsageError(f"{source} has no rows of model {model}; it {held}")
+        return frame[frame["model"] == model]
+    if len(found) > 1:
+        raise UsageError(
+            f"{source} holds {len(found)} models ({_names(found)}), which are never pooled; "
+            f"choose one with model={sorted(found)[0]}"
+        )
+    if found and frame["model"].isna().any():
+        raise UsageError(
+            f"{source} has rows without a model beside rows of {found[0]}; choose them with model={found[0]}"
+        )
+    return frame
+
+
+def _names(found: Iterable[str], most: int = 4) -> str:
+    names = sorted(found)
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _check_unique(frame: pd.DataFrame, source: str, where: Where) -> None:
+    keys = [*UNIT, "setting"]
+    again = frame.duplicated(keys)
+    if not again.any():
+        return
+    second = frame.index[again.to_numpy()][0]
+    same = (frame[keys] == frame.loc[second, keys]).all(axis=1)
+    first = frame.index[same.to_numpy()][0]
+    row = frame.loc[second]
+    both = frame.loc[[first, second]]
+    reason = ""
+    for name, plural in (("quantizer", "quantizers"), ("protocol", "protocols")):
+        if both[name].nunique() > 1:
+            reason = f"; they are of different {plural}, which need files or setting names of their own"
+    raise UsageError(
+        f"{source}, {where(second)} repeats {where(first)}: task {row['task']}, example {row['example_id']}, "
+        f"seed {row['seed']}, turn {row['turn']}, setting {row['setting']}{reason}"
+    )
+
+
+def _check_one_protocol(frame: pd.DataFrame, source: str) -> None:
+    found = frame["protocol"].dropna().unique().tolist()
+    if len(found) > 1:
+        raise UsageError(
+            f"{source} holds {len(found)} protocols ({_names(found)}), which are never pooled; "
+            "keep the rows of one"
+        )
+
+
+def _complete_bits(frame: pd.DataFrame, source: str) -> pd.DataFrame:
+    """One value of each kind of bits per setting; 16 for ``full``."""
+    frame = frame.copy()
+    full = frame["kind"] == "full"
+    for name in ("code_bits", "packed_bits", "effective_bits"):
+        frame[name] = frame[name].where(~full | frame[name].notna(), 16.0)
+    for setting, rows in frame.groupby("setting", sort=True):
+        kind = rows["kind"].iloc[0]
+        if kind in ("uniform", "mixed") and rows["code_bits"].isna().any():
+            raise UsageError(
+                f"{source}: setting {setting} lacks code_bits in {_rows(rows['code_bits'].isna())}"
+            )
+        for name in ("code_bits", "packed_bits", "effective_bits"):
+            bits = rows[name].dropna()
+            if bits.empty:
+                continue
+            low, high = float(bits.min()), float(bits.max())
+            if low <= 0:
+                raise UsageError(f"{source}: setting {setting} has {name} {low:g}; bits are positive")
+            allowed = _MIXED_BITS * high if kind in ("mixed", "prune") else _SAME_BITS
+            if high - low > allowed:
+                raise UsageError(
+                    f"{source}: setting {setting} has different {name} ({low:g} and {high:g}); "
+                    "give each setting a name of its own"
+                )
+            frame.loc[rows.index, name] = low if high - low <= _SAME_BITS else float(np.sort(bits).mean())
+    return frame
+
+
+def _rows(mask: pd.Series) -> str:
+    number = int(mask.sum())
+    return "1 row" if number == 1 else f"{number} rows"
+
+
+def _check_reference(frame: pd.DataFrame, source: str) -> None:
+    reference = frame[frame["setting"] == REFERENCE]
+    if reference.empty:
+        raise UsageError(
+            f"{source} has no rows of the setting {REFERENCE}, the 16-bit reference that all others are "
+            f"paired with; it holds {_names(frame['setting'].unique())}"
+        )
+    others = frame[frame["setting"] != REFERENCE]
+    if others.empty:
+        raise UsageError(f"{source} holds only the setting {REFERENCE}; there is nothing to compare")
+    units = pd.MultiIndex.from_frame(reference[UNIT])
+    shared = pd.Series(pd.MultiIndex.from_frame(others[UNIT]).isin(units), index=others.index)
+    none = ~shared.groupby(others["setting"]).any()
+    if none.any():
+        raise UsageError(
+            f"{source}: setting {none.index[none.to_numpy()][0]} shares no example with {REFERENCE} "
+            "(same task, example_id, seed and turn); nothing can be paired"
+        )

@@ -1,0 +1,274 @@
+"""From records to the content of report.json."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+
+import numpy as np
+import pandas as pd
+
+from semkv_bench.errors import UsageError
+from semkv_bench.foreign import REFERENCE, normalize
+from semkv_bench.stats.bootstrap import percentile_interval, resample_means
+from semkv_bench.stats.cliff import cliff_of, grid_points
+from semkv_bench.stats.equivalence import Judgement, clusters_needed, intervals, judge, reference_moments
+from semkv_bench.stats.guarded import Moments, guarded_interval, moments, score_interval, task_weights
+from semkv_bench.stats.operating_point import choose, confirm
+from semkv_bench.stats.options import StatsOptions
+from semkv_bench.stats.pairing import PairedScores, pair
+from semkv_bench.stats.runaway import exact_mcnemar, paired_counts
+
+__all__ = ["analyze"]
+
+_NO_INTERVAL = [None, None]
+
+
+def analyze(
+    frame: pd.DataFrame,
+    options: StatsOptions | None = None,
+    *,
+    chance: Mapping[str, float] | None = None,
+    preregistered: bool = False,
+) -> dict:
+    """Statistics of one set of records: the object written to report.json (schema 1).
+
+    ``frame`` has one row per example, seed, turn and setting (see :func:`semkv_bench.foreign.normalize` for
+    its columns). ``chance`` is each task's score of a guess that ignores the prompt, 0 where not given.
+    ``preregistered`` says whether margin and alpha were fixed before the first record. The same records in
+    any order give the same report, bit for bit.
+
+    Raises UsageError for records that cannot be analysed.
+    """
+    options = options or StatsOptions()
+    records = normalize(frame)
+    paired = pair(records, options)
+    guess = _chance(paired, options, chance or {})
+    judgement = judge(paired, options, guess)
+    resampled = resample_means(
+        paired.differences, paired.tasks, options.average, options.resamples, options.seed
+    )
+    settings = _settings(paired, judgement, resampled, options)
+    cliffs = {
+        name: cliff_of(grid_points(paired, name), judgement, resampled, options)
+        for name in _quantizers(paired)
+    }
+    main = _main_quantizer(paired)
+    return {
+        "schema": 1,
+        "model": _only(records, "model"),
+        "quantizer": _named(list(cliffs)),
+        "protocol": _only(records, "protocol"),
+        "reference": REFERENCE,
+        "alpha": options.alpha,
+        "margin": options.margin,
+        "average": options.average,
+        "confidence": options.confidence,
+        "resamples": options.resamples,
+        "seed": options.seed,
+        "n_examples": settings[0]["n"],
+        "n_examples_recorded": paired.recorded,
+        "n_repeats_collapsed": paired.repeats,
+        "n_clusters": len(paired.tasks),
+        "preregistered": bool(preregistered),
+        "assay": _assay(judgement, guess),
+        "settings": settings,
+        "tasks": _tasks(paired, options),
+        "cliff": {**cliffs[main], "quantizer": main},
+        "cliffs": {name or "": cliff for name, cliff in cliffs.items()},
+        "operating_point": _operating_point(paired, judgement, options, guess),
+        "noise_floor": _noise_floor(settings),
+        "warnings": _warnings(paired),
+    }
+
+
+def _chance(paired: PairedScores, options: StatsOptions, chance: Mapping[str, float]) -> float:
+    for task, value in chance.items():
+        if not isinstance(value, (int, float)) or not 0 <= value <= 1:
+            raise UsageError(f"chance level of task {task} must lie in 0..1, got {value!r}")
+    counts = np.bincount(paired.tasks, minlength=len(paired.task_names)).astype(float)[:, None]
+    weights = task_weights(counts, options.average)[:, 0]
+    return math.fsum(w * float(chance.get(t, 0.0)) for w, t in zip(weights, paired.task_names, strict=True))
+
+
+def _only(records: pd.DataFrame, name: str) -> str | None:
+    """The one value of a column that holds at most one."""
+    known = records[name].dropna().unique()
+    return str(known[0]) if len(known) else None
+
+
+def _quantizers(paired: PairedScores) -> list[str | None]:
+    """Quantizers of the uniform settings, or of the others where there is no grid."""
+    uniform = {info.quantizer for info in paired.settings if info.kind == "uniform"}
+    found = uniform or {info.quantizer for info in paired.settings if info.kind != "full"}
+    return sorted(found, key=lambda name: (name is None, name or ""))
+
+
+def _named(quantizers: list[str | None]) -> str | list[str] | None:
+    known = [name for name in quantizers if name is not None]
+    return (known[0] if len(known) == 1 else known) if known else None
+
+
+def _main_quantizer(paired: PairedScores) -> str | None:
+    """Whose cliff is reported first: the quantizer with most grid points, then by name."""
+    return min(_quantizers(paired), key=lambda name: -len(grid_points(paired, name)))
+
+
+def _float(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)
+
+
+def _pair(bounds: tuple[np.ndarray, np.ndarray], index: int) -> list[float | None]:
+    return [_float(bounds[0][index]), _float(bounds[1][index])]
+
+
+def _settings(
+    paired: PairedScores, judgement: Judgement, resampled: np.ndarray, options: StatsOptions
+) -> list[dict]:
+    scores = reference_moments(paired, options.average)
+    low, high = score_interval(scores, options.confidence)
+    score_ci = (np.clip(low, 0, 1), np.clip(high, 0, 1))
+    shown = intervals(judgement.moments, options)
+    shown["bootstrap_ci"] = percentile_interval(resampled, options.confidence)
+    return [
+        {
+            "setting": info.name,
+            "kind": info.kind,
+            "quantizer": info.quantizer,
+            "code_bits": info.code_bits,
+            "packed_bits": info.packed_bits,
+            "effective_bits": info.effective_bits,
+            "compression": info.compression,
+            "n": int(paired.evidence[:, i].sum()),
+            "n_clusters": int(judgement.moments.clusters[i]),
+            "n_unpaired": paired.unpaired.get(info.name, 0),
+            "score": float(scores.mean[i]),
+            "score_ci": _pair(score_ci, i),
+            **_comparison(paired, judgement, shown, options, i),
+            **_witnesses(paired, options, i),
+        }
+        for i, info in enumerate(paired.settings)
+    ]
+
+
+def _comparison(
+    paired: PairedScores, judgement: Judgement, shown: Mapping[str, tuple], options: StatsOptions, i: int
+) -> dict:
+    """The fields of setting ``i`` that compare it with the reference, null for the reference itself."""
+    names = ("p_equivalence", "p_equivalence_raw", "p_degraded", "p_degraded_raw", "p_difference")
+    if i == 0:
+        nothing = dict.fromkeys(("reference_score", "diff", *names, "p_mcnemar", "detectable", "n_needed"))
+        empty = {name: list(_NO_INTERVAL) for name in shown}
+        return nothing | empty | dict.fromkeys(("n_worse", "n_better")) | {"verdict": "reference"}
+    worse, better = paired_counts(paired.measures["score"][:, i], paired.references["score"][:, i])
+    reference = _average(paired.references["score"][:, i], paired, options)
+    return {
+        "reference_score": reference,
+        "diff": float(judgement.moments.mean[i]),
+        **{name: _pair(bounds, i) for name, bounds in shown.items()},
+        **{name: float(getattr(judgement, name)[i]) for name in names},
+        "n_worse": worse,
+        "n_better": better,
+        "p_mcnemar": exact_mcnemar(worse, better),
+        "detectable": bool(judgement.detectable[i]),
+        "verdict": judgement.verdicts[i],
+        "n_needed": clusters_needed(judgement, i, options),
+    }
+
+
+def _average(values: np.ndarray, paired: PairedScores, options: StatsOptions) -> float | None:
+    """Average of cluster values [N] as scores are averaged, None where there are none."""
+    if np.isnan(values).all():
+        return None
+    column = values[:, None]
+    return float(moments(column, np.abs(column), paired.tasks, options.average).mean[0])
+
+
+def _witnesses(paired: PairedScores, options: StatsOptions, i: int) -> dict:
+    """Runaway generations and token-level agreement; they stand beside the verdict and do not decide it."""
+    runaway, reference = paired.measures["runaway"][:, i], paired.references["runaway"][:, i]
+    p = None
+    if i > 0 and not np.isnan(runaway).all():
+        fewer, more = paired_counts(runaway, reference)
+        p = exact_mcnemar(more, fewer)
+    return {
+        "runaway_rate": _average(runaway, paired, options),
+        "runaway_p": p,
+        "kl": _average(paired.measures["kl"][:, i], paired, options),
+        "top1_agreement": _average(paired.measures["top1_agreement"][:, i], paired, options),
+    }
+
+
+def _tasks(paired: PairedScores, options: StatsOptions) -> dict:
+    out: dict[str, dict] = {}
+    for code, task in enumerate(paired.task_names):
+        part = paired.take(np.flatnonzero(paired.tasks == code))
+        here = np.flatnonzero(~np.isnan(part.measures["score"]).all(axis=0))
+        single = np.zeros(len(part.tasks), dtype=int)
+        m: Moments = moments(
+            part.differences[:, here], part.references["score"][:, here], single, options.average
+        )
+        bounds = guarded_interval(m, options.confidence)
+        scores = part.measures["score"][:, here]
+        averages = moments(scores, scores, single, options.average).mean
+        out[task] = {
+            paired.settings[i].name: {
+                "score": float(averages[k]),
+                "diff": None if i == 0 else float(m.mean[k]),
+                "diff_ci": list(_NO_INTERVAL) if i == 0 else _pair(bounds, k),
+                "n_clusters": int(m.clusters[k]),
+            }
+            for k, i in enumerate(here)
+        }
+    return out
+
+
+def _assay(judgement: Judgement, guess: float) -> dict:
+    """Could this measurement have seen a loss?"""
+    return {
+        "sensitive": judgement.reference_works and judgement.positive_control is not None,
+        "positive_control": judgement.positive_control,
+        "reference_above_chance": judgement.reference_works,
+        "reference_low": judgement.reference_low,
+        "chance": guess,
+    }
+
+
+def _operating_point(
+    paired: PairedScores, judgement: Judgement, options: StatsOptions, guess: float
+) -> dict | None:
+    info = choose(paired, judgement)
+    if info is None:
+        return None
+    confirmation, reason = confirm(paired, options, guess)
+    return {
+        **{k: v for k, v in asdict(info).items() if k in ("code_bits", "effective_bits", "packed_bits")},
+        "setting": info.name,
+        "kind": info.kind,
+        "compression": info.compression,
+        "verdict": "equivalent",
+        "confirmation": confirmation,
+        "confirmation_reason": reason,
+    }
+
+
+def _noise_floor(settings: list[dict]) -> dict | None:
+    """The reference against its own repeat, where one was run (kind full under another name)."""
+    repeats = [row for row in settings[1:] if row["kind"] == "full"]
+    if not repeats:
+        return None
+    names = ("setting", "diff", "diff_ci", "n_worse", "n_better")
+    return {name: repeats[0][name] for name in names}
+
+
+def _warnings(paired: PairedScores) -> list[str]:
+    found = []
+    whole = len(paired.tasks)
+    for i, info in enumerate(paired.settings[1:], start=1):
+        have = int((~np.isnan(paired.measures["score"][:, i])).sum())
+        if have < whole:
+            found.append(f"{info.name} covers {have} of {whole} examples")
+        if paired.unpaired.get(info.name):
+            found.append(f"{info.name}: {paired.unpaired[info.name]} rows without a partner were left out")
+    return found

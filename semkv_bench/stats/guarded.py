@@ -1,0 +1,240 @@
+"""Guarded intervals for the average of paired differences that are mostly ties.
+
+Benchmark differences are bounded, discrete and mostly zero. A sample then often holds none of the rare
+large losses that make up the drop, its spread comes out too small, and the usual intervals miss. The remedy
+of Agresti and Min (2005) for paired proportions, carried over here, is to add made-up pairs at the ends of
+the scale before the interval is formed ("plus-two": one at -1, one at +1). Added as they stand they cost too
+much where many pairs differ by little, so each bound is guarded on its own side only, and by what the data
+have not yet shown:
+
+* All pairs tie: exactly plus-two, both bounds.
+* Lower bound, which decides equivalence: ``LOSS_WEIGHT`` pairs that lose everything. "Everything" is the
+  whole scale while few pairs differ and shades, by ``ENOUGH`` differing pairs, into the size of a whole loss
+  in these data: the size-weighted mean of the reference's scores (1 for 0/1 scores, 0.3 for ROUGE around
+  0.3), or of the differences where that is larger.
+* Upper bound, which decides degradation: one pair that gains the whole scale, fading to a tie by ``ENOUGH``
+  differing pairs; with Johnson's (1978) correction for skewness, because a few large losses among many ties
+  would otherwise make the bound too loose.
+
+The guard enters once for the whole sample. With several tasks the average is a weighted sum over strata and
+the guard has to weigh as much as one cluster of the sample: ``1 / n_eff`` with ``n_eff = sum(weight**3)**-0.5``,
+which is n for equal weights and leans towards the heavy clusters of small tasks otherwise, since one unseen
+loss there costs most.
+Constants were set by simulation (scripts/calibrate_statistics.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy import stats
+
+__all__ = [
+    "Moments",
+    "Side",
+    "guarded_interval",
+    "lower_side",
+    "moments",
+    "p_above",
+    "p_below",
+    "score_interval",
+    "task_weights",
+    "upper_side",
+]
+
+ENOUGH = 20.0
+LOSS_WEIGHT = 1.5
+SKEW_CAP = 0.5
+TIE = 1e-12
+_POOLED_DF = 1.0
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Summary of one or many samples of cluster values; every field has shape [S], one entry a sample.
+
+    ``variance`` and ``third`` are the second and third central moment of one cluster of average weight;
+    ``differing`` is the number of clusters that are not ties, in effective clusters; ``spread`` and ``stake``
+    are the size-weighted mean absolute difference and reference score.
+    """
+
+    clusters: np.ndarray
+    n_eff: np.ndarray
+    df: np.ndarray
+    mean: np.ndarray
+    variance: np.ndarray
+    third: np.ndarray
+    differing: np.ndarray
+    spread: np.ndarray
+    stake: np.ndarray
+
+    def grown(self, factor: float) -> Moments:
+        """The same kind of data, ``factor`` times as many clusters."""
+        return replace(
+            self,
+            clusters=self.clusters * factor,
+            n_eff=self.n_eff * factor,
+            df=self.df * factor,
+            differing=self.differing * factor,
+        )
+
+    def column(self, index: int) -> Moments:
+        """Only sample ``index``; fields keep shape [1]."""
+        return Moments(**{name: getattr(self, name)[index : index + 1] for name in self.__dataclass_fields__})
+
+
+@dataclass(frozen=True)
+class Side:
+    """One bound as a function of the quantile: ``center + t * se + skew``, see :meth:`at`. Shapes [S]."""
+
+    center: np.ndarray
+    se: np.ndarray
+    df: np.ndarray
+    skew: np.ndarray
+
+    def at(self, t: np.ndarray) -> np.ndarray:
+        """Position ``t`` standard errors from the centre, moved for skewness (Johnson 1978).
+
+        The move is held below half the distance, which also keeps the position increasing in ``t``.
+        """
+        reach = np.abs(t) * self.se
+        moved = np.clip(self.skew * (1 + 2 * t * t), -SKEW_CAP * reach, SKEW_CAP * reach)
+        return self.center + t * self.se + moved
+
+
+def task_weights(counts: np.ndarray, average: str) -> np.ndarray:
+    """Weight of each task in the average, [T, S], from its cluster counts [T, S]; columns sum to 1."""
+    present = counts > 0
+    raw = present.astype(float) if average == "macro" else counts.astype(float)
+    return raw / np.maximum(raw.sum(axis=0), 1e-300)
+
+
+def moments(values: np.ndarray, stakes: np.ndarray, tasks: np.ndarray, average: str) -> Moments:
+    """Moments of cluster ``values`` [N, S] (NaN: absent) stratified by ``tasks`` [N] (codes 0..T-1).
+
+    ``stakes`` [N, S] are the reference's scores. Every column needs at least one value. A task's variance is
+    shrunk towards the pooled one by one degree of freedom, which also serves tasks with a single cluster;
+    where no task has two, the variance around the overall mean stands in.
+    """
+    here = ~np.isnan(values)
+    x, stake = np.where(here, values, 0.0), np.where(here, stakes, 0.0)
+    member = (tasks[None, :] == np.arange(int(tasks.max()) + 1)[:, None]).astype(float)  # [T, N]
+    n_t = member @ here  # [T, S]
+    weight_t = task_weights(n_t, average)
+    safe_n = np.maximum(n_t, 1)
+    mean_t = member @ x / safe_n
+    mean = (weight_t * mean_t).sum(axis=0)
+    away = np.where(here, x - mean_t[tasks], 0.0)
+    unit = np.where(here, (weight_t / safe_n)[tasks], 0.0)  # weight of each cluster
+    n_eff = 1 / np.sqrt((unit**3).sum(axis=0))
+
+    clusters, strata = n_t.sum(axis=0), (n_t > 0).sum(axis=0)
+    var_t, df = _task_variances(member @ (away * away), n_t, weight_t, clusters - strata)
+    lone = clusters == strata
+    if lone.any():
+        around = np.where(here, x - mean, 0.0)
+        overall = (around * around).sum(axis=0) / np.maximum(clusters - 1, 1)
+        var_t, df = np.where(lone, overall, var_t), np.where(lone, clusters - 1, df)
+    third = (away**3).sum(axis=0) / np.maximum(((safe_n - 1) * (safe_n - 2) / safe_n).sum(axis=0), 1)
+    size = np.abs(x)
+    return Moments(
+        clusters=clusters,
+        n_eff=n_eff,
+        df=df,
+        mean=mean,
+        variance=n_eff * (weight_t**2 * var_t / safe_n).sum(axis=0),
+        third=n_eff**2 * (weight_t**3 * third / safe_n**2).sum(axis=0),
+        differing=(unit * (size > TIE)).sum(axis=0) / (unit * unit).sum(axis=0),
+        spread=_size_weighted(unit, size, power=2),
+        stake=_size_weighted(unit, stake, power=1),
+    )
+
+
+def _task_variances(
+    squares: np.ndarray, n_t: np.ndarray, weight_t: np.ndarray, pooled_df: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    pooled = squares.sum(axis=0) / np.maximum(pooled_df, 1)
+    own_df = np.maximum(n_t - 1, 0)
+    var_t = (squares + _POOLED_DF * pooled) / (own_df + _POOLED_DF)
+    # Satterthwaite's formula for equal variances: it sees the design only, so one loss cannot shrink it.
+    share = weight_t**2 / np.maximum(n_t, 1)
+    df = share.sum(axis=0) ** 2 / (share**2 / (own_df + _POOLED_DF)).sum(axis=0)
+    return var_t, np.minimum(df, pooled_df)
+
+
+def _size_weighted(unit: np.ndarray, size: np.ndarray, power: int) -> np.ndarray:
+    """Mean of ``size`` weighted by ``size ** power``: the size of those that count."""
+    base = (unit * size**power).sum(axis=0)
+    return np.where(base > 0, (unit * size ** (power + 1)).sum(axis=0) / np.where(base > 0, base, 1.0), 0.0)
+
+
+def lower_side(m: Moments) -> Side:
+    """The bound that must stay above -margin for equivalence (use negative ``t``)."""
+    fresh = np.clip(1 - m.differing / ENOUGH, 0, 1)
+    tied = np.clip(1 - m.differing, 0, 1)
+    loss = fresh + (1 - fresh) * np.maximum(m.stake, m.spread)
+    weight = np.where(m.differing > 0, LOSS_WEIGHT, 1.0)
+    side = _with_guards(m, -loss, weight, tied, np.ones_like(loss))
+    return replace(side, skew=np.zeros_like(side.skew))
+
+
+def upper_side(m: Moments) -> Side:
+    """The bound that must fall below -margin for degradation, below 0 for a detectable loss (positive ``t``)."""
+    fresh = np.clip(1 - m.differing / ENOUGH, 0, 1)
+    tied = np.clip(1 - m.differing, 0, 1)
+    one = np.ones_like(fresh)
+    return _with_guards(m, -tied, one, fresh, one)
+
+
+def _with_guards(
+    m: Moments, low: np.ndarray, low_weight: np.ndarray, high: np.ndarray, high_weight: np.ndarray
+) -> Side:
+    """Mean, standard error and skewness of the sample with guards at ``low`` and ``high`` added."""
+    n = m.n_eff + low_weight + high_weight
+    center = (m.n_eff * m.mean + low_weight * low + high_weight * high) / n
+    shift, d_low, d_high = m.mean - center, low - center, high - center
+    inner = np.maximum(m.n_eff - 1, 0) * m.variance
+    second = inner + m.n_eff * shift**2 + low_weight * d_low**2 + high_weight * d_high**2
+    third = (
+        m.n_eff * m.third
+        + 3 * shift * inner
+        + m.n_eff * shift**3
+        + low_weight * d_low**3
+        + high_weight * d_high**3
+    )
+    skew = third / np.maximum(second, 1e-300) / (6 * n)
+    return Side(center, np.sqrt(second / ((n - 1) * n)), m.df + low_weight + high_weight, skew)
+
+
+def guarded_interval(m: Moments, confidence: float) -> tuple[np.ndarray, np.ndarray]:
+    """Lower and upper end, shapes [S], of the two-sided interval, cut to the scale -1..1."""
+    low, high, tail = lower_side(m), upper_side(m), (1 - confidence) / 2
+    lower = low.at(-stats.t.isf(tail, low.df))
+    upper = high.at(stats.t.isf(tail, high.df))
+    return np.clip(lower, -1, 1), np.clip(upper, -1, 1)
+
+
+def score_interval(m: Moments, confidence: float) -> tuple[np.ndarray, np.ndarray]:
+    """Interval of an average score, guarded by one example at 0 and one at 1; not cut to the scale."""
+    one = np.ones_like(m.mean)
+    side = _with_guards(m, np.zeros_like(one), one, one, one)
+    half = stats.t.isf((1 - confidence) / 2, side.df) * side.se
+    return side.center - half, side.center + half
+
+
+def p_above(m: Moments, threshold: float) -> np.ndarray:
+    """One-sided p of "the average is at most ``threshold``": small means it is shown to lie above."""
+    side = lower_side(m)
+    return stats.t.sf((side.center - threshold) / side.se, side.df)
+
+
+def p_below(m: Moments, threshold: float) -> np.ndarray:
+    """One-sided p of "the average is at least ``threshold``": small means it is shown to lie below."""
+    side = upper_side(m)
+    low, high = np.full_like(side.center, -100.0), np.full_like(side.center, 100.0)
+    for _ in range(60):
+        middle = (low + high) / 2
+        under = side.at(middle) < threshold
+        low, high = np.where(under, middle, low), np.where(under, high, middle)
+    return stats.t.sf((low + high) / 2, side.df)

@@ -1,0 +1,103 @@
+"""The cheapest setting that is equivalent to the reference, and its confirmation on other examples."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from scipy import stats
+
+from semkv_bench.stats.equivalence import Judgement, judge
+from semkv_bench.stats.guarded import guarded_interval, moments, p_above, p_below
+from semkv_bench.stats.options import StatsOptions
+from semkv_bench.stats.pairing import PairedScores, SettingInfo
+
+__all__ = ["choose", "clusters_to_confirm", "confirm"]
+
+_ELIGIBLE = ("uniform", "mixed")
+
+
+def choose(paired: PairedScores, judgement: Judgement) -> SettingInfo | None:
+    """Fewest effective bits among the ``equivalent`` uniform and mixed settings, or None.
+
+    Where one of them has no effective bits recorded, all are compared by code bits. Ties go to fewer code
+    bits, then to the higher average, then by name.
+    """
+    able = [
+        (info, float(judgement.moments.mean[i]))
+        for i, (info, verdict) in enumerate(zip(paired.settings, judgement.verdicts, strict=True))
+        if verdict == "equivalent" and info.kind in _ELIGIBLE
+    ]
+    if not able:
+        return None
+    effective = all(info.effective_bits is not None for info, _ in able)
+
+    def price(item: tuple[SettingInfo, float]) -> tuple:
+        info, mean = item
+        return (info.effective_bits if effective else info.code_bits, info.code_bits, -mean, info.name)
+
+    return min(able, key=price)[0]
+
+
+def clusters_to_confirm(options: StatsOptions) -> int:
+    """Clusters that a half needs before it could call anything equivalent, even if every pair tied.
+
+    From the plus-two interval of ``n`` ties: standard error sqrt(2 / ((n + 1)(n + 2))), n + 1 degrees of
+    freedom.
+    """
+    n = 1
+    while stats.t.sf(options.margin * math.sqrt((n + 1) * (n + 2) / 2), n + 1) >= options.alpha:
+        n += 1
+    return n
+
+
+def confirm(paired: PairedScores, options: StatsOptions, chance: float) -> tuple[dict | None, str | None]:
+    """Choose on a seeded half of each task's clusters, test that one setting on the other half.
+
+    Returns the result and None, or None and the reason why there is no confirmation. The test on the second
+    half is a single one at ``alpha``; whether a loss could have been seen is judged on the first.
+    """
+    first, second = _halves(paired.tasks, options.seed)
+    need = clusters_to_confirm(options)
+    if len(second) < need:
+        return None, (
+            f"too few examples to choose on one half and test on the other: {len(paired.tasks)} clusters, "
+            f"{2 * need} needed at margin {options.margin:g}"
+        )
+    chosen_on = paired.take(first)
+    if np.isnan(chosen_on.measures["score"]).all(axis=0).any():
+        return None, "one setting has no examples in the half used for choosing"
+    chosen = choose(chosen_on, judge(chosen_on, options, chance))
+    if chosen is None:
+        return None, "no setting is equivalent on the half used for choosing"
+    rest = paired.take(second)
+    column = [paired.column(chosen.name)]
+    differences = rest.differences[:, column]
+    if np.isnan(differences).all():
+        return None, f"{chosen.name} has no examples in the half used for testing"
+    m = moments(differences, rest.references["score"][:, column], rest.tasks, options.average)
+    p = float(max(p_above(m, -options.margin)[0], p_below(m, options.margin)[0]))
+    low, high = guarded_interval(m, options.confidence)
+    result = {
+        "setting": chosen.name,
+        "clusters_to_choose": len(first),
+        "clusters_to_test": int(m.clusters[0]),
+        "diff": float(m.mean[0]),
+        "diff_ci": [float(low[0]), float(high[0])],
+        "p_equivalence": p,
+        "confirmed": p < options.alpha,
+    }
+    return result, None
+
+
+def _halves(tasks: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Two random halves of every task's clusters, the odd ones shared out in turn."""
+    rng = np.random.default_rng([seed, 1])
+    first: list[int] = []
+    second: list[int] = []
+    for task in range(int(tasks.max()) + 1):
+        members = rng.permutation(np.flatnonzero(tasks == task))
+        cut = len(members) // 2 + (len(members) % 2 if len(first) <= len(second) else 0)
+        first.extend(members[:cut])
+        second.extend(members[cut:])
+    return np.sort(np.array(first, dtype=int)), np.sort(np.array(second, dtype=int))

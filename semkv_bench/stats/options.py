@@ -1,0 +1,60 @@
+"""What is decided before the first score is read: margin, error rate, average, resamples."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from semkv_bench.errors import UsageError
+
+__all__ = ["StatsOptions"]
+
+
+@dataclass(frozen=True)
+class StatsOptions:
+    """Choices of the statistics, fixed beforehand.
+
+    ``margin`` is the largest drop of the average score (scores in 0..1) that still counts as equivalent.
+    ``alpha`` is the error rate of every test. ``average`` is "macro" (mean of task means) or "micro" (all
+    examples alike). ``confidence`` is the level of ``diff_ci``, ``score_ci`` and ``bootstrap_ci``; the two
+    one-sided tests correspond to the interval of level ``1 - 2 * alpha``, shown as ``equivalence_ci``.
+    ``unpaired`` says what happens to rows that have no partner under ``full``: "error" or "drop" (counted
+    in the report).
+
+    Raises UsageError for a value that makes no sense.
+    """
+
+    margin: float = 0.03
+    alpha: float = 0.05
+    average: str = "macro"
+    resamples: int = 10_000
+    seed: int = 0
+    confidence: float = 0.95
+    unpaired: str = "error"
+
+    def __post_init__(self) -> None:
+        _number("margin", self.margin, 0.0, 1.0)
+        _number("alpha", self.alpha, 0.0, 0.5)
+        _number("confidence", self.confidence, 0.5, 1.0)
+        _whole("resamples", self.resamples, 100)
+        _whole("seed", self.seed, 0)
+        _choice("average", self.average, ("macro", "micro"))
+        _choice("unpaired", self.unpaired, ("error", "drop"))
+
+
+def _number(name: str, value: object, low: float, high: float) -> None:
+    real = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not real or not low < value < high:
+        raise UsageError(
+            f"stats.{name} must be a number between {low:g} and {high:g} (ends excluded), got {value!r}"
+        )
+
+
+def _whole(name: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise UsageError(f"stats.{name} must be a whole number of at least {least}, got {value!r}")
+
+
+def _choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise UsageError(f"stats.{name} must be one of {', '.join(choices)}, got {value!r}")

@@ -1,0 +1,271 @@
+"""From records to arrays: which example was scored how often, under which setting, beside its reference.
+
+A cluster is one example of one task with all its seeds and turns. Its value is the mean over its rows, so
+every cluster counts once however many seeds or turns it has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+
+from semkv_bench.errors import UsageError
+from semkv_bench.foreign import REFERENCE, UNIT
+from semkv_bench.stats.options import StatsOptions
+
+__all__ = ["PairedScores", "SettingInfo", "pair"]
+
+_OUTCOMES = ("score", "prediction", "runaway", "kl", "top1_agreement", "new_tokens", "prompt_hash")
+_MEASURES = ("score", "runaway", "kl", "top1_agreement")
+
+
+@dataclass(frozen=True)
+class SettingInfo:
+    """What is known of a setting beside its scores; bits per value."""
+
+    name: str
+    kind: str
+    quantizer: str | None
+    code_bits: float | None
+    packed_bits: float | None
+    effective_bits: float | None
+
+    @property
+    def compression(self) -> float | None:
+        """How many times smaller than 16 bits."""
+        return None if self.effective_bits is None else 16 / self.effective_bits
+
+
+@dataclass(frozen=True)
+class PairedScores:
+    """Cluster means of all settings, column 0 the reference itself. N clusters, S settings.
+
+    ``measures[name]`` and ``references[name]`` ("score", "runaway", "kl", "top1_agreement") are [N, S]: the
+    setting's mean and the reference's mean over the same rows, NaN where nothing is paired. ``evidence``
+    [N, S] counts the rows that are not repeats. ``tasks`` [N] are codes into ``task_names``.
+    """
+
+    settings: tuple[SettingInfo, ...]
+    task_names: tuple[str, ...]
+    tasks: np.ndarray
+    measures: dict[str, np.ndarray]
+    references: dict[str, np.ndarray]
+    evidence: np.ndarray
+    recorded: int
+    repeats: int
+    unpaired: dict[str, int]
+
+    @property
+    def differences(self) -> np.ndarray:
+        """Score of the setting less that of the reference, [N, S]."""
+        return self.measures["score"] - self.references["score"]
+
+    def take(self, clusters: np.ndarray) -> PairedScores:
+        """Only some clusters (indices)."""
+        return replace(
+            self,
+            tasks=self.tasks[clusters],
+            measures={name: values[clusters] for name, values in self.measures.items()},
+            references={name: values[clusters] for name, values in self.references.items()},
+            evidence=self.evidence[clusters],
+        )
+
+    def column(self, name: str) -> int:
+        """Index of setting ``name``."""
+        return next(i for i, info in enumerate(self.settings) if info.name == name)
+
+
+def pair(frame: pd.DataFrame, options: StatsOptions) -> PairedScores:
+    """Pair normalized records (see :func:`semkv_bench.foreign.normalize`) row by row with the reference.
+
+    Rows of one example that differ only in the seed and came out alike under every setting are repeats, not
+    evidence: they do not count in ``evidence``, and a seed that repeats another wherever both were run is
+    left out altogether.
+
+    Raises UsageError for rows without a partner (unless dropped by choice), for partners with different
+    prompts, and for a setting that never read its quantized cache.
+    """
+    _check_reads(frame)
+    frame, unpaired = _only_paired(frame, options)
+    settings = _settings(frame)
+    names = [info.name for info in settings]
+    units = frame[frame["setting"] == REFERENCE][UNIT].reset_index(drop=True)
+    row = pd.MultiIndex.from_frame(units).get_indexer(pd.MultiIndex.from_frame(frame[UNIT]))
+    column = pd.Index(names).get_indexer(frame["setting"])
+    _check_prompts(frame, row, column)
+    grids = {name: _grid(frame[name], row, column, len(units), len(names)) for name in _MEASURES}
+    outcome = _grid(_outcome_codes(frame), row, column, len(units), len(names))
+
+    keep, fresh = _repeats(units, outcome)
+    evidence = fresh[:, None] & ~np.isnan(grids["score"])
+    units = units[keep].reset_index(drop=True)
+    grids = {name: grid[keep] for name, grid in grids.items()}
+    starts = _cluster_starts(units)
+    measures, references = {}, {}
+    for name, grid in grids.items():
+        both = ~np.isnan(grid) & ~np.isnan(grid[:, :1])
+        measures[name] = _cluster_means(np.where(both, grid, np.nan), starts)
+        references[name] = _cluster_means(np.where(both, grid[:, :1], np.nan), starts)
+    task_names = tuple(sorted(units["task"].unique()))
+    tasks = pd.Index(task_names).get_indexer(units["task"].to_numpy()[starts])
+    paired = PairedScores(
+        settings=tuple(settings),
+        task_names=task_names,
+        tasks=tasks,
+        measures=measures,
+        references=references,
+        evidence=np.add.reduceat(evidence[keep].astype(int), starts, axis=0),
+        recorded=len(keep),
+        repeats=int(len(fresh) - fresh.sum()),
+        unpaired=unpaired,
+    )
+    return paired.take(_canonical_order(paired))
+
+
+def _check_reads(frame: pd.DataFrame) -> None:
+    if "quantized_reads" not in frame:
+        return
+    reads = pd.to_numeric(frame["quantized_reads"], errors="coerce")
+    coded = frame["kind"].isin(["uniform", "mixed"]) & reads.notna()
+    never = reads[coded].groupby(frame["setting"][coded]).max() == 0
+    if never.any():
+        raise UsageError(
+            f"setting {never.index[never.to_numpy()][0]} never read its quantized cache (quantized_reads is 0 "
+            "everywhere), so its scores measure full precision; check what the protocol quantizes"
+        )
+
+
+def _only_paired(frame: pd.DataFrame, options: StatsOptions) -> tuple[pd.DataFrame, dict[str, int]]:
+    reference = pd.MultiIndex.from_frame(frame[frame["setting"] == REFERENCE][UNIT])
+    alone = ~pd.MultiIndex.from_frame(frame[UNIT]).isin(reference)
+    if not alone.any():
+        return frame, {}
+    counts = frame[alone].groupby("setting").size()
+    if options.unpaired == "drop":
+        return frame[~alone].reset_index(drop=True), {name: int(n) for name, n in counts.items()}
+    first = frame[alone].iloc[0]
+    name = first["setting"]
+    raise UsageError(
+        f"setting {name} has {counts[name]} of {int((frame['setting'] == name).sum())} rows without a partner "
+        f"under {REFERENCE} (first: task {first['task']}, example {first['example_id']}, seed {first['seed']}, "
+        f"turn {first['turn']}); score those under {REFERENCE} too, or leave them out with stats.unpaired=drop"
+    )
+
+
+def _settings(frame: pd.DataFrame) -> list[SettingInfo]:
+    """The reference first, then from many code bits to few."""
+    first = frame.drop_duplicates("setting")
+
+    def bits(value: float) -> float | None:
+        return None if pd.isna(value) else float(value)
+
+    known = [
+        SettingInfo(
+            name=row["setting"],
+            kind=row["kind"],
+            quantizer=row["quantizer"] if isinstance(row["quantizer"], str) else None,
+            code_bits=bits(row["code_bits"]),
+            packed_bits=bits(row["packed_bits"]),
+            effective_bits=bits(row["effective_bits"]),
+        )
+        for _, row in first.iterrows()
+    ]
+
+    def place(info: SettingInfo) -> tuple:
+        most = info.code_bits if info.code_bits is not None else info.effective_bits or 0.0
+        return (info.name != REFERENCE, info.kind != "full", info.kind == "prune", -most, info.name)
+
+    return sorted(known, key=place)
+
+
+def _check_prompts(frame: pd.DataFrame, row: np.ndarray, column: np.ndarray) -> None:
+    if "prompt_hash" not in frame:
+        return
+    prompt = frame["prompt_hash"].astype(object)
+    own = np.full(row.max() + 1, None, dtype=object)
+    own[row[column == 0]] = prompt[column == 0]
+    both = prompt.notna().to_numpy() & pd.notna(own[row])
+    differs = both & (prompt.to_numpy() != own[row])
+    if differs.any():
+        first = frame[differs].iloc[0]
+        raise UsageError(
+            f"setting {first['setting']} answered another prompt than {REFERENCE} in task {first['task']}, example "
+            f"{first['example_id']}, seed {first['seed']} (prompt_hash differs); only equal prompts can be paired"
+        )
+
+
+def _grid(values: pd.Series, row: np.ndarray, column: np.ndarray, rows: int, columns: int) -> np.ndarray:
+    grid = np.full((rows, columns), np.nan)
+    grid[row, column] = values.to_numpy(dtype=float)
+    return grid
+
+
+def _outcome_codes(frame: pd.DataFrame) -> pd.Series:
+    """Equal numbers for rows of one setting that came out alike in all that was recorded."""
+    names = [name for name in _OUTCOMES if name in frame]
+    code = np.zeros(len(frame), dtype=np.int64)
+    for name in names:
+        part, _ = pd.factorize(frame[name], use_na_sentinel=True)
+        code, _ = pd.factorize(code * (int(part.max()) + 2) + part + 1)
+    return pd.Series(code, index=frame.index)
+
+
+def _repeats(units: pd.DataFrame, outcome: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Which rows [U] stay in the means, and which are evidence.
+
+    A seed is left out where it repeats an earlier one in every example that both were run on. Within an
+    example, equal outcomes count once; they still weigh in its mean, which would be biased otherwise.
+    """
+    whole = np.where(np.isnan(outcome), -1, outcome).astype(np.int64)
+    example, seed = units[["task", "example_id"]].apply(tuple, axis=1), units["seed"].to_numpy()
+    keep, fresh = np.ones(len(units), bool), np.ones(len(units), bool)
+    if len(np.unique(seed)) == 1:
+        return keep, fresh
+    runs: dict[tuple, dict[int, list[int]]] = {}
+    for i, key in enumerate(example):
+        runs.setdefault(key, {}).setdefault(seed[i], []).append(i)
+    turns = units["turn"].to_numpy()
+
+    def result(rows: list[int]) -> tuple:
+        return tuple((turns[i], whole[i].tobytes()) for i in rows)
+
+    alike: dict[tuple[int, int], bool] = {}
+    for by_seed in runs.values():
+        results = {s: result(rows) for s, rows in sorted(by_seed.items())}
+        seen: set[tuple] = set()
+        for s, outcome_of_s in results.items():
+            if outcome_of_s in seen:
+                fresh[by_seed[s]] = False
+            seen.add(outcome_of_s)
+            for earlier in (e for e in results if e < s):
+                same = results[earlier] == outcome_of_s
+                alike[earlier, s] = alike.get((earlier, s), True) and same
+    for by_seed in runs.values():
+        kept: list[int] = []
+        for s in sorted(by_seed):
+            if any(alike[earlier, s] for earlier in kept):
+                keep[by_seed[s]] = False
+            else:
+                kept.append(s)
+    return keep, fresh
+
+
+def _cluster_starts(units: pd.DataFrame) -> np.ndarray:
+    key = units[["task", "example_id"]]
+    return np.flatnonzero((key != key.shift()).any(axis=1).to_numpy())
+
+
+def _cluster_means(grid: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    known = ~np.isnan(grid)
+    number = np.add.reduceat(known.astype(int), starts, axis=0)
+    total = np.add.reduceat(np.where(known, grid, 0.0), starts, axis=0)
+    return np.where(number > 0, total / np.maximum(number, 1), np.nan)
+
+
+def _canonical_order(paired: PairedScores) -> np.ndarray:
+    """Clusters by task and outcome, so that neither row order nor the examples' names touch the resampling."""
+    tables = [table for name in _MEASURES for table in (paired.references[name], paired.measures[name])]
+    keys = [column for table in tables for column in table.T]
+    return np.lexsort([*reversed(keys), paired.tasks])
