@@ -33,9 +33,9 @@ def storage_rows(config: DictConfig) -> list[dict[str, Any]]:
     The allocation's own settings where it has any, else the uniform grid.
     """
     shape = None if config.model is None else build(config.model, "model").shape()
+    if config.head_dim is not None and config.head_dim < 1:
+        raise UsageError(f"head_dim={config.head_dim} must be a whole number of at least 1")
     head_dim = config.head_dim or (shape.head_dim if shape else _HEAD_DIM)
-    if isinstance(head_dim, bool) or head_dim < 1:
-        raise UsageError(f"head_dim={head_dim} must be a whole number of at least 1")
     if shape is not None and config.head_dim not in (None, shape.head_dim):
         raise UsageError(
             f"head_dim={config.head_dim} is not the model's, which is {shape.head_dim}; leave one out"
