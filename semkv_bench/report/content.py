@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from semkv_bench.report.access import cliffs_of, reference_row, repeats_of_reference, tested_settings
 from semkv_bench.report.formatting import (
     bits_text,
     clean,
@@ -15,10 +16,22 @@ from semkv_bench.report.formatting import (
     known,
     plural,
     ratio,
+    signed,
+    signed_interval,
 )
 from semkv_bench.report.verdict import interval_words
 
-__all__ = ["Card", "Prediction", "Sample", "cards", "incomplete", "reading_notes", "run_facts", "samples"]
+__all__ = [
+    "Card",
+    "Prediction",
+    "Sample",
+    "cards",
+    "incomplete",
+    "reading_notes",
+    "remarks",
+    "run_facts",
+    "samples",
+]
 
 _LONGEST_PREDICTION = 600
 _MOST_TASKS_NAMED = 24
@@ -54,38 +67,33 @@ class Sample:
 
 def cards(report: dict) -> list[Card]:
     """The key numbers of ``report`` in reading order."""
-    reference = next((row for row in report["settings"] if row["kind"] == "full"), None)
-    fixed_when = "fixed before the run" if report["preregistered"] else "not known to be fixed before the run"
-    made = [_cliff_card(report), _point_card(report)]
+    reference = reference_row(report)
+    made = [_cliff_card(*cliffs_of(report)[0]), _point_card(report)]
     if reference is not None:
-        bounds = interval(reference["score_ci"])
-        made.append(
-            Card("Full-precision score", fixed(reference["score"]), f"interval {bounds}, scale 0 to 1")
-        )
-    evidence = f"{count(report['n_clusters'])} independent, {plural(len(report['tasks']), 'task')}"
+        note = f"interval {interval(reference['score_ci'])}, scale 0 to 1"
+        made.append(Card("Full-precision score", fixed(reference["score"]), note))
+    evidence = f"{plural(report['n_clusters'], 'cluster')}, {plural(len(report['tasks']), 'task')}"
     made.append(Card("Paired examples", count(report["n_examples"]), evidence))
-    made.append(Card("Margin", f"{report['margin']:g}", f"{fixed_when}; alpha {report['alpha']:g}"))
+    when = "fixed before the run" if report["preregistered"] else "not known to be fixed before the run"
+    made.append(Card("Margin", f"{report['margin']:g}", f"{when}; alpha {report['alpha']:g}"))
     return made
 
 
-def _cliff_card(report: dict) -> Card:
-    cliff = report["cliff"]
-    likely = (
-        f"; bootstrap probability {fixed(cliff['probability'], 2)}" if known(cliff["probability"]) else ""
-    )
+def _cliff_card(quantizer: str | None, cliff: dict) -> Card:
+    title = f"Cliff of {clean(quantizer)}, code bits" if quantizer else "Cliff, code bits"
     if cliff["status"] == "located":
+        value = interval_words(cliff["lower_bits"], cliff["upper_bits"])
         ends = [grid_point(cliff[f"{end}_setting"], cliff[f"{end}_bits"], "") for end in ("lower", "upper")]
         note = f"collapses at {ends[0]}, holds at {ends[1]}"
-        return Card(
-            "Cliff, code bits", interval_words(cliff["lower_bits"], cliff["upper_bits"]), note + likely
-        )
-    where = {
-        "above_grid": ("above the grid", "the most bits tested already lose quality"),
-        "below_grid": ("below the grid", "the fewest bits tested still hold"),
-        "undetermined": ("not determined", "the evidence does not settle where it is"),
-    }
-    value, note = where[cliff["status"]]
-    return Card("Cliff, code bits", value, note + likely)
+    else:
+        value, note = {
+            "above_grid": ("above the grid", "the most bits tested already lose quality"),
+            "below_grid": ("below the grid", "the fewest bits tested show no loss"),
+            "undetermined": ("not determined", "the evidence does not settle where it is"),
+        }[cliff["status"]]
+    if known(cliff["probability"]):
+        note += f"; bootstrap probability {fixed(cliff['probability'], 2)}"
+    return Card(title, value, note)
 
 
 def _point_card(report: dict) -> Card:
@@ -132,7 +140,7 @@ def _roles(report: dict) -> dict[str, str]:
     holds = cliff["upper_setting"] or (point["setting"] if point else None)
     if holds:
         roles.setdefault(holds, "holds")
-    grid = [row for row in report["settings"] if row["kind"] == "uniform" and known(row["code_bits"])]
+    grid = [row for row in tested_settings(report) if row["kind"] == "uniform" and known(row["code_bits"])]
     lowest = min(grid, key=lambda row: row["code_bits"])["setting"] if grid else None
     collapses = cliff["lower_setting"] or lowest
     if collapses:
@@ -182,10 +190,28 @@ def run_facts(report: dict, context: dict) -> list[tuple[str, str]]:
 def incomplete(report: dict, context: dict) -> str:
     """A sentence where fewer examples are in the records than were planned, else nothing."""
     planned = context.get("planned_examples")
-    if not known(planned) or report["n_examples"] >= planned:
+    recorded = report.get("n_examples_recorded") or report["n_examples"]
+    if not known(planned) or recorded >= planned:
         return ""
-    done = f"{count(report['n_examples'])} of {count(planned)}"
+    done = f"{count(recorded)} of {count(planned)}"
     return f"The run is not finished: {done} planned examples are in it, and the verdicts may still change."
+
+
+def remarks(report: dict) -> list[str]:
+    """What a reader should know of the records: gaps, repeats, and the noise of full precision itself."""
+    found = [f"{clean(warning)}." for warning in report.get("warnings") or []]
+    repeats = report.get("n_repeats_collapsed")
+    if repeats:
+        found.append(
+            f"{count(repeats)} of {count(report.get('n_examples_recorded'))} recorded examples repeat others "
+            "that differ only in the seed; they are counted once."
+        )
+    for row in repeats_of_reference(report):
+        found.append(
+            f"Full precision run again ({clean(row['setting'])}) differs from itself by {signed(row['diff'])} "
+            f"{signed_interval(row['diff_ci'])}: the noise of the measurement."
+        )
+    return found
 
 
 def _words(value: object) -> str:
@@ -211,6 +237,9 @@ def reading_notes(report: dict) -> list[tuple[str, str]]:
         "micro": "The score is the mean over all examples, so large tasks count more.",
     }[report["average"]]
     margin, alpha = f"{report['margin']:g}", f"{report['alpha']:g}"
+    level = (
+        f" Intervals have level {100 * report['confidence']:g}%." if known(report.get("confidence")) else ""
+    )
     when = (
         "It was fixed before the first record was made."
         if report["preregistered"]
@@ -231,7 +260,7 @@ def reading_notes(report: dict) -> list[tuple[str, str]]:
         (
             "Clusters",
             "An example with all its seeds is one cluster, and intervals are formed over clusters. Identical "
-            "repeats of a greedy run add no evidence and are counted once.",
+            f"repeats of a greedy run add no evidence and are counted once.{level}",
         ),
         ("Margin", f"A loss below {margin} on the 0 to 1 scale is agreed to be of no consequence. {when}"),
         (
@@ -244,8 +273,8 @@ def reading_notes(report: dict) -> list[tuple[str, str]]:
         (
             "Cliff",
             "The interval between the highest grid point that is degraded, with all below it, and the lowest "
-            "that holds, with all above it. Its probability is the share of bootstrap resamples that put it "
-            "there.",
+            "that holds, with all above it. Its probability is the share of bootstrap resamples whose own "
+            "interval lies within it.",
         ),
         (
             "Runaway and KL",

@@ -12,8 +12,9 @@ from markupsafe import Markup, escape
 
 from semkv_bench import __version__
 from semkv_bench.errors import SemkvError
+from semkv_bench.report.access import cliffs_of, compared_settings
 from semkv_bench.report.axes import inline_svg
-from semkv_bench.report.content import cards, incomplete, reading_notes, run_facts, samples
+from semkv_bench.report.content import cards, incomplete, reading_notes, remarks, run_facts, samples
 from semkv_bench.report.figures import FIGURE_NAMES, Drawn, draw_all
 from semkv_bench.report.files import write_all
 from semkv_bench.report.formatting import DASH, clean, fixed, known, plain_data, signed, signed_interval
@@ -23,9 +24,15 @@ from semkv_bench.report.tables import (
     interval_table,
     settings_table,
     task_rows,
-    tested_settings,
 )
-from semkv_bench.report.verdict import cliff_words, headline, limits, operating_point_words, subject
+from semkv_bench.report.verdict import (
+    cliff_words,
+    confirmation_words,
+    headline,
+    limits,
+    operating_point_words,
+    subject,
+)
 
 __all__ = ["json_bytes", "write"]
 
@@ -79,29 +86,40 @@ def _page(report: dict, frame: pd.DataFrame, context: dict, figures: list[Drawn]
         "headline": headline(report),
         "limits": limits(report),
         "notice": incomplete(report, context),
+        "remarks": remarks(report),
+        "level": f"{100 * report['confidence']:g}% " if known(report.get("confidence")) else "",
         "cards": cards(report),
         "figures": figures,
         "settings": settings_table(report),
         "details": detail_table(report),
         "verdict_signs": VERDICT_SIGNS,
         "operating_point": report["operating_point"]["setting"] if report["operating_point"] else None,
-        "cliff": cliff_words(report),
-        "intervals": interval_table(report),
+        "cliffs": _cliffs(report),
         "point": operating_point_words(report),
-        "confirmation": "",
+        "confirmation": confirmation_words(report),
         "tasks": _tasks(report),
         "samples": samples(report, frame),
         "facts": run_facts(report, context),
         "notes": reading_notes(report),
         "configurations": _configurations(context),
-        "margin": report["margin"],
         "version": __version__,
     }
 
 
+def _cliffs(report: dict) -> list[dict]:
+    return [
+        {
+            "title": f"Cliff of {clean(quantizer)}" if quantizer else "Cliff",
+            "words": cliff_words(report, quantizer, cliff),
+            "intervals": interval_table(cliff),
+        }
+        for quantizer, cliff in cliffs_of(report)
+    ]
+
+
 def _tasks(report: dict) -> dict:
     """The table of tasks: settings across, tasks down, the reference first."""
-    names = [report["reference"], *(row["setting"] for row in tested_settings(report))]
+    names = [report["reference"], *(row["setting"] for row in compared_settings(report))]
     rows = [
         (clean(task), [_task_cell(result, report["margin"]) for result in results])
         for task, results in task_rows(report, names)

@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
+from semkv_bench.report.access import cliffs_of, quantizer_of, reference_row, tested_settings
 from semkv_bench.report.axes import (
     PALETTE,
     SERIES_COLOURS,
@@ -22,7 +23,6 @@ from semkv_bench.report.formatting import (
     clean,
     divergence,
     effective_text,
-    family,
     fixed,
     known,
     levels_of,
@@ -30,7 +30,6 @@ from semkv_bench.report.formatting import (
     shorten,
     signed,
 )
-from semkv_bench.report.tables import ordered_settings
 from semkv_bench.report.verdict import HOLDS
 
 __all__ = ["FIGURE_NAMES", "Drawn", "draw_all"]
@@ -58,7 +57,7 @@ def draw_all(report: dict) -> list[Drawn]:
 
 def _draw(name: str, report: dict) -> Drawn | None:
     painter = _PAINTERS[name]
-    points = [row for row in ordered_settings(report) if row["kind"] != "full" and painter.has(row)]
+    points = [row for row in tested_settings(report) if painter.has(row)]
     if not points:
         return None
     with drawing(f"semkv-bench {name}"):
@@ -69,25 +68,16 @@ def _draw(name: str, report: dict) -> Drawn | None:
         written = f"{painter.title}. " + "; ".join(
             f"{clean(row['setting'])} {painter.words(row)}" for row in points
         )
-        reference = _reference(report)
+        reference = reference_row(report)
         if reference is not None and painter.words(reference):
             written += f"; {clean(reference['setting'])} {painter.words(reference)}"
         return Drawn(name, painter.title, f"{written}.", svg_text(figure), png_bytes(figure))
 
 
 def _paint_score(report: dict, points: list[dict], axes: Axes) -> None:
-    reference = _reference(report)
+    reference = reference_row(report)
     if reference is not None:
-        margin = report["margin"]
-        top = reference["score"] + margin
-        axes.axhspan(
-            reference["score"] - margin,
-            top,
-            color=PALETTE["green"],
-            alpha=0.16,
-            lw=0,
-            label=_margin_words(report),
-        )
+        _margin_band(axes, report, reference["score"])
         if all(known(end) for end in reference["score_ci"]) and len(set(reference["score_ci"])) == 2:
             axes.axhspan(
                 *reference["score_ci"], color=PALETTE["muted"], alpha=0.14, lw=0, label="interval of full"
@@ -99,11 +89,10 @@ def _paint_score(report: dict, points: list[dict], axes: Axes) -> None:
 
 
 def _paint_difference(report: dict, points: list[dict], axes: Axes) -> None:
-    margin = report["margin"]
-    axes.axhspan(-margin, margin, color=PALETTE["green"], alpha=0.16, lw=0, label=_margin_words(report))
+    _margin_band(axes, report, 0.0)
     axes.axhline(0, color=PALETTE["ink"], lw=1.2)
     _bits_axis(report, points, axes)
-    _line_by_family(axes, points, "code_bits", "diff")
+    _grid_lines(axes, points, "code_bits", "diff")
     for verdict, (marker, colour, filled) in _VERDICT_MARKS.items():
         rows = [row for row in points if row["verdict"] == verdict]
         if rows:
@@ -127,12 +116,12 @@ _VERDICT_MARKS = {
 
 
 def _paint_runaway(report: dict, points: list[dict], axes: Axes) -> None:
-    reference = _reference(report)
+    reference = reference_row(report)
     if reference is not None and known(reference["runaway_rate"]):
         _reference_line(axes, reference["runaway_rate"], percent(reference["runaway_rate"]))
     _bits_axis(report, points, axes)
     alpha = report["alpha"]
-    _line_by_family(axes, points, "code_bits", "runaway_rate")
+    _grid_lines(axes, points, "code_bits", "runaway_rate")
     tested = [row for row in points if known(row["runaway_p"]) and row["runaway_p"] < alpha]
     rest = [row for row in points if row not in tested]
     ends = ("code_bits", "runaway_rate", None)
@@ -140,8 +129,10 @@ def _paint_runaway(report: dict, points: list[dict], axes: Axes) -> None:
         _marks(axes, tested, ends, ("o", "blue"), f"differs from full (p < {alpha:g})", lambda row: True)
     if rest:
         _marks(axes, rest, ends, ("o", "blue"), "not shown to differ", lambda row: False)
-    axes.set_ylim(-0.03, max(1.0, *(row["runaway_rate"] for row in points)) * 1.03)
-    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f}%")
+    rates = [row["runaway_rate"] for row in (*points, reference) if row and known(row["runaway_rate"])]
+    top = max(0.1, *rates) * 1.06
+    axes.set_ylim(-0.03 * top, top)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}%")
 
 
 def _paint_divergence(report: dict, points: list[dict], axes: Axes) -> None:
@@ -173,10 +164,9 @@ def _paint_divergence(report: dict, points: list[dict], axes: Axes) -> None:
 
 
 def _paint_quality(report: dict, points: list[dict], axes: Axes) -> None:
-    reference = _reference(report)
+    reference = reference_row(report)
     if reference is not None:
-        low, high = reference["score"] - report["margin"], reference["score"] + report["margin"]
-        axes.axhspan(low, high, color=PALETTE["green"], alpha=0.16, lw=0, label=_margin_words(report))
+        _margin_band(axes, report, reference["score"])
         _reference_line(axes, reference["score"], fixed(reference["score"]))
     _series(
         axes, points, "effective_bits", "score", "score_ci", lambda row: row["verdict"] in HOLDS, joined=False
@@ -258,12 +248,10 @@ _PAINTERS = {
 FIGURE_NAMES = tuple(_PAINTERS)
 
 
-def _reference(report: dict) -> dict | None:
-    return next((row for row in report["settings"] if row["kind"] == "full"), None)
-
-
-def _margin_words(report: dict) -> str:
-    return f"margin (full ± {report['margin']:g})"
+def _margin_band(axes: Axes, report: dict, centre: float) -> None:
+    low, high = centre - report["margin"], centre + report["margin"]
+    words = f"margin (full ± {report['margin']:g})"
+    axes.axhspan(low, high, color=PALETTE["green"], alpha=0.16, lw=0, label=words)
 
 
 def _reference_line(axes: Axes, value: float, words: str) -> None:
@@ -281,9 +269,12 @@ def _bits_axis(report: dict, points: list[dict], axes: Axes) -> None:
     axes.set_xlim(min(everything) - pad, max(everything) + pad)
     bits = sorted(grid)
     labels = [_tick_label(grid[value]) for value in bits]
-    cliff = report["cliff"]
-    set_bits_axis(axes, bits, labels, [cliff["lower_bits"], cliff["upper_bits"]])
-    _shade_cliff(cliff, axes)
+    cliffs = cliffs_of(report)
+    first = [cliff[f"{end}_bits"] for _, cliff in cliffs for end in ("lower", "upper")]
+    set_bits_axis(axes, bits, labels, first)
+    for quantizer, cliff in cliffs:
+        colour = "vermillion" if len(cliffs) == 1 else _colours(points).get((quantizer, "uniform"), "muted")
+        _shade_cliff(axes, cliff, colour, quantizer if len(cliffs) > 1 else None)
 
 
 def _tick_label(row: dict) -> str:
@@ -292,56 +283,62 @@ def _tick_label(row: dict) -> str:
     return f"L={levels}\n{bits}" if levels else bits
 
 
-def _shade_cliff(cliff: dict, axes: Axes) -> None:
+def _shade_cliff(axes: Axes, cliff: dict, colour: str, quantizer: str | None) -> None:
+    """Shade a cliff; named above the axes, or in the legend where there are several."""
     left, right = axes.get_xlim()
     low = cliff["lower_bits"] if known(cliff["lower_bits"]) else left
     high = cliff["upper_bits"] if known(cliff["upper_bits"]) else right
     low, high = max(low, left), min(high, right)
     if cliff["status"] == "undetermined" or not low < high:
         return
-    axes.axvspan(low, high, color=PALETTE["vermillion"], alpha=0.13, lw=0)
-    axes.text(
-        (low + high) / 2,
-        1.02,
-        "cliff",
-        color=PALETTE["vermillion"],
-        ha="center",
-        va="bottom",
-        fontsize=9,
-        fontweight="bold",
-        transform=axes.get_xaxis_transform(),
-    )
+    name = f"cliff, {shorten(clean(quantizer), 20)}" if quantizer else None
+    axes.axvspan(low, high, color=PALETTE[colour], alpha=0.13, lw=0, label=name)
+    if name is None:
+        axes.text(
+            (low + high) / 2,
+            1.02,
+            "cliff",
+            color=PALETTE[colour],
+            ha="center",
+            va="bottom",
+            fontsize=9,
+            fontweight="bold",
+            transform=axes.get_xaxis_transform(),
+        )
 
 
-def _groups(points: list[dict]) -> list[tuple[str, str, list[dict]]]:
-    """Label, kind and rows of every series: one per quantizer and kind."""
-    families = {family(row["setting"]) for row in points if row["kind"] == "uniform"}
-    groups: dict[tuple[str, str], list[dict]] = {}
-    for row in points:
-        name = family(row["setting"]) if len(families) > 1 else None
-        label = f"{shorten(clean(name), 20)}, {row['kind']}" if name else row["kind"]
-        groups.setdefault((label, row["kind"]), []).append(row)
-    return [(label, kind, rows) for (label, kind), rows in groups.items()]
+def _colours(points: list[dict]) -> dict[tuple[str | None, str], str]:
+    """A colour for every series; a series is a quantizer and a kind of setting."""
+    series = dict.fromkeys((quantizer_of(row), row["kind"]) for row in points)
+    return {key: SERIES_COLOURS[number % len(SERIES_COLOURS)] for number, key in enumerate(series)}
+
+
+def _groups(points: list[dict]) -> list[tuple[str, str, str, list[dict]]]:
+    """Label, kind, colour and rows of every series, the rows from few bits to many."""
+    several = len({quantizer_of(row) for row in points if row["kind"] == "uniform"}) > 1
+    groups = []
+    for (quantizer, kind), colour in _colours(points).items():
+        label = f"{shorten(clean(quantizer), 20)}, {kind}" if several and quantizer else kind
+        rows = [row for row in points if (quantizer_of(row), row["kind"]) == (quantizer, kind)]
+        groups.append((label, kind, colour, rows[::-1]))
+    return groups
 
 
 def _series(axes, points, x, y, bounds, filled=lambda row: True, joined=True) -> None:
-    for number, (label, kind, rows) in enumerate(_groups(points)):
-        colour = SERIES_COLOURS[number % len(SERIES_COLOURS)]
+    for label, kind, colour, rows in _groups(points):
         if joined and kind == "uniform":
-            rows = sorted(rows, key=lambda row: row[x])
-            axes.plot(
-                [row[x] for row in rows], [row[y] for row in rows], color=PALETTE[colour], lw=1.4, zorder=2
-            )
+            _line(axes, rows, x, y, colour, 1.4)
         _marks(axes, rows, (x, y, bounds), (_MARKERS[kind], colour), label, filled)
 
 
-def _line_by_family(axes, points, x, y) -> None:
-    for _, kind, rows in _groups(points):
+def _grid_lines(axes, points, x, y) -> None:
+    for _, kind, _, rows in _groups(points):
         if kind == "uniform":
-            rows = sorted(rows, key=lambda row: row[x])
-            axes.plot(
-                [row[x] for row in rows], [row[y] for row in rows], color=PALETTE["muted"], lw=1, zorder=2
-            )
+            _line(axes, rows, x, y, "muted", 1.0)
+
+
+def _line(axes, rows, x, y, colour, width) -> None:
+    axes.plot([row[x] for row in rows], [row[y] for row in rows], color=PALETTE[colour], lw=width, zorder=2)
 
 
 def _marks(axes, rows, keys, mark, label, filled) -> None:

@@ -3,15 +3,14 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from semkv_bench.report.access import ordered_settings
 from semkv_bench.report.formatting import (
     DASH,
     clean,
     count,
     divergence,
-    family,
     fixed,
     interval,
-    known,
     p_value,
     percent,
     ratio,
@@ -26,10 +25,8 @@ __all__ = [
     "Table",
     "detail_table",
     "interval_table",
-    "ordered_settings",
     "settings_table",
     "task_rows",
-    "tested_settings",
 ]
 
 # A sign beside the word, so that a verdict never hangs on its colour.
@@ -41,8 +38,6 @@ VERDICT_SIGNS = {
     "inconclusive": "?",
     "insensitive": "∅",
 }
-
-_KIND_ORDER = {"full": 0, "uniform": 1, "mixed": 2, "prune": 3}
 
 
 @dataclass(frozen=True)
@@ -70,26 +65,6 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     missing: tuple[str, ...] = ()
     short_titles: tuple[str, ...] = ()
-
-
-def ordered_settings(report: dict) -> list[dict]:
-    """Settings in reading order: reference, each quantizer's grid from many bits to few, mixed, prune."""
-
-    def key(row: dict):
-        bits = row["code_bits"] if known(row["code_bits"]) else row["effective_bits"]
-        return (
-            _KIND_ORDER[row["kind"]],
-            family(row["setting"]) or "",
-            -(bits if known(bits) else 0.0),
-            row["setting"],
-        )
-
-    return sorted(report["settings"], key=key)
-
-
-def tested_settings(report: dict) -> list[dict]:
-    """``ordered_settings`` without the reference."""
-    return [row for row in ordered_settings(report) if row["verdict"] != "reference"]
 
 
 def _with_interval(value: str, bounds: str) -> str:
@@ -125,6 +100,18 @@ _DETAIL = (
         optional=True,
         measured=False,
     ),
+    Column(
+        "equivalence interval",
+        lambda row: signed_interval(row.get("equivalence_ci")),
+        optional=True,
+        measured=False,
+    ),
+    Column(
+        "worse / better",
+        lambda row: _worse_better(row),
+        optional=True,
+        measured=False,
+    ),
     Column("p degraded", lambda row: p_value(row["p_degraded"])),
     Column("difference detectable", lambda row: _yes_no(row["detectable"]), numeric=False),
     Column("runaway p", lambda row: p_value(row["runaway_p"]), optional=True),
@@ -137,6 +124,12 @@ _DETAIL = (
 
 def _yes_no(value: bool | None) -> str:
     return DASH if value is None else ("yes" if value else "no")
+
+
+def _worse_better(row: dict) -> str:
+    if row.get("n_worse") is None or row.get("n_better") is None:
+        return DASH
+    return f"{count(row['n_worse'])} / {count(row['n_better'])}"
 
 
 def settings_table(report: dict) -> Table:
@@ -152,7 +145,7 @@ def detail_table(report: dict) -> Table:
 def _table(report: dict, columns: tuple[Column, ...]) -> Table:
     settings = ordered_settings(report)
     cells = {column.title: [column.cell(row) for row in settings] for column in columns}
-    tested = [index for index, row in enumerate(settings) if row["kind"] != "full"]
+    tested = [index for index, row in enumerate(settings) if row["setting"] != report["reference"]]
     empty = [
         column
         for column in columns
@@ -168,9 +161,9 @@ def _table(report: dict, columns: tuple[Column, ...]) -> Table:
     )
 
 
-def interval_table(report: dict, most: int = 6) -> Table:
-    """The likeliest grid intervals of the cliff with their bootstrap probability, likeliest first."""
-    intervals = sorted(report["cliff"]["intervals"], key=lambda entry: -entry["probability"])
+def interval_table(cliff: dict, most: int = 6) -> Table:
+    """The likeliest grid intervals of a cliff with their bootstrap probability, likeliest first."""
+    intervals = sorted(cliff["intervals"], key=lambda entry: -entry["probability"])
     rows = [
         (interval_words(entry["lower_bits"], entry["upper_bits"]), fixed(entry["probability"]))
         for entry in intervals[:most]

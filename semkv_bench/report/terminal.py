@@ -7,10 +7,17 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from semkv_bench.report.content import incomplete
+from semkv_bench.report.access import cliffs_of, compared_settings, tested_settings
+from semkv_bench.report.content import incomplete, remarks
 from semkv_bench.report.formatting import DASH, clean, fixed, known, plain_data, plural, signed
-from semkv_bench.report.tables import Table, interval_table, settings_table, task_rows, tested_settings
-from semkv_bench.report.verdict import cliff_words, headline, limits, operating_point_words
+from semkv_bench.report.tables import Table, interval_table, settings_table, task_rows
+from semkv_bench.report.verdict import (
+    cliff_words,
+    confirmation_words,
+    headline,
+    limits,
+    operating_point_words,
+)
 
 __all__ = ["show"]
 
@@ -36,17 +43,21 @@ def show(report: dict, context: dict, console: Console) -> None:
     printer.line(limits(report), "dim")
     if notice := incomplete(report, context):
         printer.line(notice, "bold yellow")
+    for remark in remarks(report):
+        printer.line(remark, "dim")
     table = settings_table(report)
     printer.heading(f"Settings ({_sample_words(report, context)})")
     printer.table(table)
     if table.missing:
         printer.line(f"Not measured in these records: {', '.join(table.missing)}.", "dim")
-    likely = report["cliff"]["probability"]
-    printer.heading(
-        f"Cliff: {cliff_words(report)}" + (f", probability {fixed(likely, 2)}" if known(likely) else "")
-    )
-    _show_cliff(report, printer)
+    for quantizer, cliff in cliffs_of(report):
+        name = f"Cliff of {clean(quantizer)}" if quantizer else "Cliff"
+        printer.heading(f"{name}: {cliff_words(report, quantizer, cliff)}")
+        if (intervals := interval_table(cliff)).rows:
+            printer.table(intervals)
     printer.heading(f"Operating point: {operating_point_words(report)}")
+    if confirmation := confirmation_words(report):
+        printer.line(confirmation)
     _show_tasks(report, printer)
 
 
@@ -57,14 +68,10 @@ def _sample_words(report: dict, context: dict) -> str:
         (len(report["tasks"]), "task"),
     ]
     words = ", ".join(plural(number, noun) for number, noun in sizes)
+    if known(report.get("confidence")):
+        words += f", {100 * report['confidence']:g}% intervals"
     source = context.get("source")
     return f"{words}, from {clean(source)}" if source else words
-
-
-def _show_cliff(report: dict, printer: "_Printer") -> None:
-    table = interval_table(report)
-    if table.rows:
-        printer.table(table)
 
 
 def _show_tasks(report: dict, printer: "_Printer") -> None:
@@ -78,7 +85,7 @@ def _show_tasks(report: dict, printer: "_Printer") -> None:
         if need <= room:
             shown.append(name)
             room -= need
-    tested = [row["setting"] for row in tested_settings(report)]
+    tested = [row["setting"] for row in compared_settings(report)]
     shown = [name for name in tested if name in shown]
     rows = []
     for task, (full, *others) in task_rows(report, [reference, *shown]):
@@ -105,7 +112,7 @@ def _interesting(report: dict) -> list[str]:
         bits = row["code_bits"] if known(row["code_bits"]) else 16.0
         return (row["setting"] not in first, row["kind"] != "uniform", abs(bits - centre), row["setting"])
 
-    return [row["setting"] for row in sorted(report["settings"], key=key) if row["kind"] != "full"]
+    return [row["setting"] for row in sorted(tested_settings(report), key=key)]
 
 
 class _Printer:

@@ -1,5 +1,6 @@
 """The verdict of a report in one plain sentence, and one on what the run cannot say."""
 
+from semkv_bench.report.access import cliff_grid, cliffs_of, reference_row, tested_settings
 from semkv_bench.report.formatting import (
     bits_text,
     clean,
@@ -9,11 +10,23 @@ from semkv_bench.report.formatting import (
     grid_point,
     join,
     known,
+    p_value,
     plural,
     ratio,
+    signed,
+    signed_interval,
 )
 
-__all__ = ["HOLDS", "cliff_words", "headline", "interval_words", "limits", "operating_point_words", "subject"]
+__all__ = [
+    "HOLDS",
+    "cliff_words",
+    "confirmation_words",
+    "headline",
+    "interval_words",
+    "limits",
+    "operating_point_words",
+    "subject",
+]
 
 HOLDS = ("equivalent", "floor")
 
@@ -32,24 +45,25 @@ def headline(report: dict) -> str:
 
 def limits(report: dict) -> str:
     """What the run cannot say, as one sentence: what is undecided, what would settle it, the margin."""
-    margin = f"the margin of {_margin(report)}"
+    margin = f"the margin of {report['margin']:g}"
     if report["preregistered"]:
         margin += " was fixed before the first record"
     else:
         margin += (
             " is not known to have been fixed before the records were made, so its verdicts are exploratory"
         )
-    return f"{_undecided(report)}; {margin}."
+    clauses = [_undecided(report), margin]
+    point = report["operating_point"]
+    if point and "confirmation" in point and not (point["confirmation"] or {}).get("confirmed"):
+        clauses.insert(1, "the operating point is not confirmed on examples of its own")
+    return f"{'; '.join(clauses)}."
 
 
 def subject(report: dict) -> str:
-    """The model and quantizer a report is about, in words."""
-    model = clean(report["model"]) if report["model"] else "the model in these records"
+    """The model and quantizers a report is about, in words."""
     quantizer = report["quantizer"]
     names = [quantizer] if isinstance(quantizer, str) else list(quantizer or [])
-    if not names:
-        return model
-    return f"{model} with {join([clean(name) for name in names])} quantization"
+    return _with(_model(report), join([clean(name) for name in names]))
 
 
 def interval_words(lower: float | None, upper: float | None) -> str:
@@ -63,17 +77,19 @@ def interval_words(lower: float | None, upper: float | None) -> str:
     return "not located"
 
 
-def cliff_words(report: dict) -> str:
-    """Where the cliff is, for the line or card beside its name."""
-    cliff = report["cliff"]
+def cliff_words(report: dict, quantizer: str | None, cliff: dict) -> str:
+    """Where one cliff of ``cliffs_of`` is and how probable that is."""
     status = cliff["status"]
     if status == "located":
-        return f"{interval_words(cliff['lower_bits'], cliff['upper_bits'])} bits"
-    if status == "above_grid":
-        return f"above the grid (over {bits_text(_grid_end(report, 'lower'))} bits)"
-    if status == "below_grid":
-        return f"below the grid (under {bits_text(_grid_end(report, 'upper'))} bits)"
-    return "not determined"
+        words = f"{interval_words(cliff['lower_bits'], cliff['upper_bits'])} bits"
+    elif status == "above_grid":
+        words = f"above the grid (over {bits_text(_end(report, quantizer, cliff)[1])} bits)"
+    elif status == "below_grid":
+        words = f"below the grid (under {bits_text(_end(report, quantizer, cliff)[1])} bits)"
+    else:
+        words = "not determined"
+    likely = cliff["probability"]
+    return f"{words}, bootstrap probability {fixed(likely, 2)}" if known(likely) else words
 
 
 def operating_point_words(report: dict) -> str:
@@ -90,36 +106,87 @@ def operating_point_words(report: dict) -> str:
     )
 
 
-def _cliff_sentence(report: dict) -> str:
-    cliff = report["cliff"]
-    name = subject(report)
-    start = name[0].upper() + name[1:] if name.startswith("the model") else name
-    upper = grid_point(cliff["upper_setting"], cliff["upper_bits"])
-    if cliff["status"] == "located":
-        lower = grid_point(cliff["lower_setting"], cliff["lower_bits"], unit="")
-        return f"{start} keeps its quality down to {upper} and collapses at {lower}"
-    if cliff["status"] == "above_grid":
-        highest = _grid_point_words(report, "lower")
-        where = "the most bits tested, so its cliff lies above the grid"
-        return f"{start} has lost quality already at {highest}, {where}"
-    if cliff["status"] == "below_grid":
-        lowest = _grid_point_words(report, "upper")
-        where = "the fewest bits tested, so its cliff lies below the grid"
-        return f"{start} keeps its quality down to {lowest}, {where}"
-    grid = _grid(report)
-    holds = sum(row["verdict"] in HOLDS for row in grid)
-    lost = sum(row["verdict"] == "degraded" for row in grid)
-    open_ = len(grid) - holds - lost
-    tally = (
-        f"{holds} {'holds' if holds == 1 else 'hold'}, {lost} {'collapses' if lost == 1 else 'collapse'} "
-        f"and {open_} {'is' if open_ == 1 else 'are'} undecided"
+def confirmation_words(report: dict) -> str:
+    """How the operating point fared on examples that were not used to choose it; empty where nobody says."""
+    point = report["operating_point"]
+    if point is None or "confirmation" not in point:
+        return ""
+    found = point["confirmation"]
+    if not found:
+        return (
+            f"Not confirmed on examples of its own: {clean(point.get('confirmation_reason') or 'not tried')}."
+        )
+    outcome = "is confirmed as equivalent" if found["confirmed"] else "is not confirmed"
+    return (
+        f"Chosen on one half of the examples ({count(found['clusters_to_choose'])}), {clean(found['setting'])} "
+        f"{outcome} on the other half ({count(found['clusters_to_test'])}): difference {signed(found['diff'])} "
+        f"{signed_interval(found['diff_ci'])}, p equivalence {p_value(found['p_equivalence'])}."
     )
-    return f"The cliff of {name} could not be located: of {plural(len(grid), 'grid point')}, {tally}"
+
+
+def _model(report: dict) -> str:
+    return clean(report["model"]) if report["model"] else "the model in these records"
+
+
+def _with(model: str, quantizers: str) -> str:
+    return f"{model} with {quantizers} quantization" if quantizers else model
+
+
+def _cliff_sentence(report: dict) -> str:
+    (main, cliff), *others = cliffs_of(report)
+    name = _with(_model(report), clean(main)) if others and main else subject(report)
+    if cliff["status"] == "undetermined":
+        sentence = f"the cliff of {name} could not be located: {_tally(report, main)}"
+    else:
+        sentence = f"{name} {_course(report, main, cliff)}"
+    for quantizer, cliff in others[: _MOST_NAMED - 1]:
+        where = f"with {clean(quantizer)}" if quantizer else "without a named quantizer"
+        sentence += f"; {where} it {_course(report, quantizer, cliff)}"
+    if len(others) >= _MOST_NAMED:
+        sentence += f"; {plural(len(others) - _MOST_NAMED + 1, 'more quantizer')} below"
+    # A model's name keeps its own spelling.
+    return sentence[0].upper() + sentence[1:] if sentence.startswith("the ") else sentence
+
+
+def _course(report: dict, quantizer: str | None, cliff: dict) -> str:
+    if cliff["status"] == "undetermined":
+        return f"has no located cliff ({_tally(report, quantizer)})"
+    if cliff["status"] == "located":
+        upper = grid_point(cliff["upper_setting"], cliff["upper_bits"])
+        lower = grid_point(cliff["lower_setting"], cliff["lower_bits"], unit="")
+        return f"keeps its quality down to {upper} and collapses at {lower}"
+    end = grid_point(*_end(report, quantizer, cliff))
+    if cliff["status"] == "above_grid":
+        return f"has lost quality already at {end}, the most bits tested, so its cliff lies above the grid"
+    return f"keeps its quality down to {end}, the fewest bits tested, so its cliff lies below the grid"
+
+
+def _end(report: dict, quantizer: str | None, cliff: dict) -> tuple[str | None, float | None]:
+    """Name and bits of the end of the grid that a cliff lies beyond."""
+    above = cliff["status"] == "above_grid"
+    side = "lower" if above else "upper"
+    if known(cliff[f"{side}_bits"]):
+        return cliff[f"{side}_setting"], cliff[f"{side}_bits"]
+    grid = [row for row in cliff_grid(report, quantizer) if known(row["code_bits"])]
+    if not grid:
+        return None, None
+    row = (max if above else min)(grid, key=lambda row: row["code_bits"])
+    return row["setting"], row["code_bits"]
+
+
+def _tally(report: dict, quantizer: str | None) -> str:
+    grid = cliff_grid(report, quantizer)
+    hold = sum(row["verdict"] in HOLDS for row in grid)
+    lost = sum(row["verdict"] == "degraded" for row in grid)
+    left = len(grid) - hold - lost
+    return (
+        f"of {plural(len(grid), 'grid point')}, {hold} {'holds' if hold == 1 else 'hold'}, "
+        f"{lost} {'collapses' if lost == 1 else 'collapse'} and {left} {'is' if left == 1 else 'are'} undecided"
+    )
 
 
 def _safest(report: dict) -> str:
-    point = report["operating_point"]
-    if point is None:
+    if report["operating_point"] is None:
         return "no setting is shown to be equivalent to the 16-bit cache"
     return f"cheapest safe cache: {operating_point_words(report)}"
 
@@ -128,51 +195,47 @@ def _insensitive(report: dict) -> bool:
     return any(row["verdict"] == "insensitive" for row in report["settings"])
 
 
+def _reference_fails(report: dict) -> bool:
+    """Whether it is the reference that makes the run blind, as far as the report says."""
+    return not (report.get("assay") or {}).get("reference_above_chance", True)
+
+
 def _blindness(report: dict) -> str:
-    lost = any(row["verdict"] == "degraded" for row in report["settings"])
-    if lost:
-        return "the full-precision reference does not score above chance"
-    return "no tested setting shows a loss (no positive control), or the reference is no better than chance"
+    reference = reference_row(report)
+    if _reference_fails(report):
+        score = f" ({fixed(reference['score'])})" if reference else ""
+        chance = report["assay"].get("chance")
+        level = f" of {fixed(chance)}" if known(chance) else ""
+        return f"the full-precision score{score} is not shown to be above the chance level{level}"
+    bits = [
+        row["code_bits"] for row in report["settings"] if row["kind"] == "uniform" and known(row["code_bits"])
+    ]
+    down = f", down to {bits_text(min(bits))} bits," if bits else ""
+    words = f"no grid point{down} is shown to lose quality (no positive control)"
+    return words if "assay" in report else f"{words}, or full precision is not shown to be above chance"
 
 
 def _undecided(report: dict) -> str:
     if _insensitive(report):
-        return (
-            "It cannot say that any setting is safe until a setting with fewer levels collapses "
-            "on tasks that the full-precision cache solves"
-        )
-    rows = [row for row in report["settings"] if row["verdict"] == "inconclusive"]
+        if _reference_fails(report):
+            return "It cannot say anything about these settings until full precision solves the tasks"
+        return "It cannot say that any setting is safe until one with fewer levels is seen to collapse"
+    rows = [row for row in tested_settings(report) if row["verdict"] == "inconclusive"]
     if not rows:
         return "It says nothing about other models, quantizers, tasks or longer prompts than those run"
     names = [clean(row["setting"]) for row in rows[:_MOST_NAMED]]
     if len(rows) > _MOST_NAMED:
         names = [*names[: _MOST_NAMED - 1], f"{len(rows) - _MOST_NAMED + 1} more settings"]
     verb = "holds" if len(rows) == 1 else "hold"
+    return f"It cannot say whether {join(names)} {verb} ({_sample_words(report, rows)})"
+
+
+def _sample_words(report: dict, rows: list[dict]) -> str:
+    run = count(report["n_clusters"])
     needed = [row["n_needed"] for row in rows if known(row["n_needed"])]
-    size = f" ({count(report['n_clusters'])} examples were run)"
-    if needed:
-        what = "it" if len(rows) == 1 else "all of them"
-        run = count(report["n_clusters"])
-        size = f" (about {count(max(needed))} examples would settle {what}; {run} were run)"
-    return f"It cannot say whether {join(names)} {verb}{size}"
-
-
-def _margin(report: dict) -> str:
-    return fixed(report["margin"], 3).rstrip("0").rstrip(".")
-
-
-def _grid(report: dict) -> list[dict]:
-    return [row for row in report["settings"] if row["kind"] == "uniform"]
-
-
-def _grid_end(report: dict, side: str) -> float | None:
-    if known(report["cliff"][f"{side}_bits"]):
-        return report["cliff"][f"{side}_bits"]
-    bits = [row["code_bits"] for row in _grid(report) if known(row["code_bits"])]
-    return (max(bits) if side == "lower" else min(bits)) if bits else None
-
-
-def _grid_point_words(report: dict, side: str) -> str:
-    bits = _grid_end(report, side)
-    names = [row["setting"] for row in _grid(report) if row["code_bits"] == bits]
-    return grid_point(names[0] if names else report["cliff"][f"{side}_setting"], bits)
+    if not needed:
+        return f"{run} examples were run"
+    if len(needed) < len(rows):
+        return f"about {count(max(needed))} examples would settle {len(needed)} of them; {run} were run"
+    what = "it" if len(rows) == 1 else "all of them"
+    return f"about {count(max(needed))} examples would settle {what}; {run} were run"

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from semkv_bench.report import headline, limits
+from semkv_bench.report.verdict import confirmation_words
 
 
 def mark(report, verdicts):
@@ -82,24 +83,80 @@ def test_undetermined_counts_the_grid(point):
     )
 
 
+ASSAY = {"sensitive": False, "positive_control": None, "reference_above_chance": True, "chance": 0.0}
+
+
 @pytest.mark.parametrize("status", ["located", "above_grid", "below_grid", "undetermined"])
 def test_an_insensitive_run_calls_nothing_safe(point, status):
     cliff(point, status)
     mark(point, "insensitive")
-    point["operating_point"] = None
-    assert headline(point).startswith(
-        "This run could not have seen a loss of quality for SmolLM2-135M-Instruct with affine quantization, "
-        "so it calls no setting safe: no tested setting shows a loss (no positive control)"
+    point |= {"operating_point": None, "assay": ASSAY}
+    assert headline(point) == (
+        "This run could not have seen a loss of quality for SmolLM2-135M-Instruct with affine quantization, so it "
+        "calls no setting safe: no grid point, down to 1.0 bits, is shown to lose quality (no positive control)."
     )
-    assert limits(point).startswith(
-        "It cannot say that any setting is safe until a setting with fewer levels collapses"
-    )
+    assert limits(point).startswith("It cannot say that any setting is safe until one with fewer levels")
 
 
 def test_a_reference_at_chance_is_named_as_the_reason(report):
     mark(report, "insensitive")
-    mark(report, {"affine-L2": "degraded"})
-    assert headline(report).endswith(": the full-precision reference does not score above chance.")
+    report["assay"] = ASSAY | {"reference_above_chance": False, "chance": 0.25}
+    score = report["settings"][0]["score"]
+    assert headline(report).endswith(
+        f": the full-precision score ({score:.3f}) is not shown to be above the chance level of 0.250."
+    )
+    assert limits(report).startswith(
+        "It cannot say anything about these settings until full precision solves"
+    )
+
+
+def test_both_reasons_are_open_where_the_report_gives_none(report):
+    mark(report, "insensitive")
+    assert "(no positive control), or full precision is not shown to be above chance." in headline(report)
+
+
+def test_every_quantizer_has_its_own_cliff(report):
+    report["quantizer"] = ["affine", "turboquant"]
+    for row in report["settings"][5:9]:
+        row |= {"setting": row["setting"].replace("affine", "turboquant"), "quantizer": "turboquant"}
+    located = report["cliff"] | {"quantizer": "affine"}
+    report["cliff"] = located
+    open_ = dict.fromkeys(("lower_bits", "upper_bits", "lower_setting", "upper_setting", "probability"))
+    report["cliffs"] = {"turboquant": {"status": "undetermined", "intervals": [], **open_}, "affine": located}
+    assert headline(report).startswith(
+        "SmolLM2-135M-Instruct with affine quantization keeps its quality down to 2.807 bits (L=7) and collapses "
+        "at 2.322 (L=5); with turboquant it has no located cliff (of 4 grid points, 0 hold, 4 collapse and 0 are "
+        "undecided); cheapest safe cache: "
+    )
+
+
+def test_confirmation_is_told(point):
+    assert confirmation_words(point) == ""
+    point["operating_point"] |= {"confirmation": None, "confirmation_reason": "too few examples"}
+    assert confirmation_words(point) == "Not confirmed on examples of its own: too few examples."
+    assert "; the operating point is not confirmed on examples of its own; the margin" in limits(point)
+    point["operating_point"]["confirmation"] = {
+        "setting": "affine-L8",
+        "clusters_to_choose": 30,
+        "clusters_to_test": 29,
+        "diff": -0.0104,
+        "diff_ci": [-0.06, 0.04],
+        "p_equivalence": 0.0123,
+        "confirmed": True,
+    }
+    assert confirmation_words(point) == (
+        "Chosen on one half of the examples (30), affine-L8 is confirmed as equivalent on the other half (29): "
+        "difference -0.010 [-0.060, +0.040], p equivalence 0.012."
+    )
+    assert "confirmed" not in limits(point)
+
+
+def test_repeats_of_full_precision_are_not_called_open(report):
+    report["settings"].append(
+        report["settings"][1] | {"setting": "full-again", "kind": "full", "verdict": "inconclusive"}
+    )
+    mark(report, {row["setting"]: "degraded" for row in report["settings"][1:-1]})
+    assert limits(report).startswith("It says nothing about other models")
 
 
 def test_limits_name_what_is_open_and_what_would_settle_it(report):

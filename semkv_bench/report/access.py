@@ -1,0 +1,75 @@
+"""Parts of a report.json object by name; fields beyond schema 1 are used where they are there."""
+
+from semkv_bench.report.formatting import family, known
+
+__all__ = [
+    "cliff_grid",
+    "cliffs_of",
+    "compared_settings",
+    "ordered_settings",
+    "quantizer_of",
+    "reference_row",
+    "repeats_of_reference",
+    "tested_settings",
+]
+
+_KIND_ORDER = {"full": 0, "uniform": 1, "mixed": 2, "prune": 3}
+
+
+def reference_row(report: dict) -> dict | None:
+    """The row of the reference itself."""
+    return next((row for row in report["settings"] if row["setting"] == report["reference"]), None)
+
+
+def ordered_settings(report: dict) -> list[dict]:
+    """Settings in reading order: reference, each quantizer's grid from many bits to few, mixed, prune."""
+
+    def key(row: dict) -> tuple:
+        bits = row["code_bits"] if known(row["code_bits"]) else row["effective_bits"]
+        descending = -(bits if known(bits) else 0.0)
+        return (
+            row["setting"] != report["reference"],
+            _KIND_ORDER[row["kind"]],
+            quantizer_of(row) or "",
+            descending,
+            row["setting"],
+        )
+
+    return sorted(report["settings"], key=key)
+
+
+def compared_settings(report: dict) -> list[dict]:
+    """``ordered_settings`` without the reference."""
+    return [row for row in ordered_settings(report) if row["setting"] != report["reference"]]
+
+
+def tested_settings(report: dict) -> list[dict]:
+    """The settings that take bits away: without the reference and its repeats."""
+    return [row for row in compared_settings(report) if row["kind"] != "full"]
+
+
+def repeats_of_reference(report: dict) -> list[dict]:
+    """Further runs of full precision, which show the noise of the measurement itself."""
+    return [row for row in compared_settings(report) if row["kind"] == "full"]
+
+
+def quantizer_of(row: dict) -> str | None:
+    """The quantizer of a setting, as recorded or else as its name says."""
+    return row.get("quantizer") or family(row["setting"])
+
+
+def cliffs_of(report: dict) -> list[tuple[str | None, dict]]:
+    """Quantizer and cliff of every grid, the report's own ``cliff`` first; no name where there is but one."""
+    main = report["cliff"].get("quantizer")
+    others = [(name, cliff) for name, cliff in (report.get("cliffs") or {}).items() if name != (main or "")]
+    if not others:
+        return [(None, report["cliff"])]
+    return [(main, report["cliff"]), *((name or None, cliff) for name, cliff in sorted(others))]
+
+
+def cliff_grid(report: dict, quantizer: str | None) -> list[dict]:
+    """The uniform settings that a cliff of ``cliffs_of`` was looked for in."""
+    grid = [row for row in report["settings"] if row["kind"] == "uniform"]
+    if len(cliffs_of(report)) == 1:
+        return grid
+    return [row for row in grid if row.get("quantizer") == quantizer]
