@@ -53,8 +53,7 @@ def limits(report: dict) -> str:
             " is not known to have been fixed before the records were made, so its verdicts are exploratory"
         )
     clauses = [_undecided(report), margin]
-    point = report["operating_point"]
-    if point and "confirmation" in point and not (point["confirmation"] or {}).get("confirmed"):
+    if _unconfirmed(report["operating_point"]):
         clauses.insert(1, "the operating point is not confirmed on examples of its own")
     return f"{'; '.join(clauses)}."
 
@@ -117,11 +116,28 @@ def confirmation_words(report: dict) -> str:
             f"Not confirmed on examples of its own: {clean(point.get('confirmation_reason') or 'not tried')}."
         )
     outcome = "is confirmed as equivalent" if found["confirmed"] else "is not confirmed"
-    return (
-        f"Chosen on one half of the examples ({count(found['clusters_to_choose'])}), {clean(found['setting'])} "
-        f"{outcome} on the other half ({count(found['clusters_to_test'])}): difference {signed(found['diff'])} "
-        f"{signed_interval(found['diff_ci'])}, p equivalence {p_value(found['p_equivalence'])}."
+    first, second = count(found["clusters_to_choose"]), count(found["clusters_to_test"])
+    numbers = (
+        f"difference {signed(found['diff'])} {signed_interval(found['diff_ci'])}, "
+        f"p equivalence {p_value(found['p_equivalence'])}"
     )
+    if found["setting"] == point["setting"]:
+        return (
+            f"Chosen on one half of the examples ({first}), {clean(found['setting'])} {outcome} on the other "
+            f"half ({second}): {numbers}."
+        )
+    return (
+        f"On one half of the examples ({first}) the choice is {clean(found['setting'])}, which {outcome} on the "
+        f"other half ({second}): {numbers}. {clean(point['setting'])} itself is not confirmed that way."
+    )
+
+
+def _unconfirmed(point: dict | None) -> bool:
+    """Whether the report says of its operating point that it was not confirmed on other examples."""
+    if point is None or "confirmation" not in point:
+        return False
+    found = point["confirmation"] or {}
+    return not found.get("confirmed") or found["setting"] != point["setting"]
 
 
 def _model(report: dict) -> str:
@@ -206,7 +222,10 @@ def _blindness(report: dict) -> str:
         score = f" ({fixed(reference['score'])})" if reference else ""
         chance = report["assay"].get("chance")
         level = f" of {fixed(chance)}" if known(chance) else ""
-        return f"the full-precision score{score} is not shown to be above the chance level{level}"
+        sample = plural(report["n_clusters"], "example")
+        return (
+            f"on {sample}, the full-precision score{score} is not shown to be above the chance level{level}"
+        )
     bits = [
         row["code_bits"] for row in report["settings"] if row["kind"] == "uniform" and known(row["code_bits"])
     ]
@@ -218,7 +237,9 @@ def _blindness(report: dict) -> str:
 def _undecided(report: dict) -> str:
     if _insensitive(report):
         if _reference_fails(report):
-            return "It cannot say anything about these settings until full precision solves the tasks"
+            return (
+                "It cannot say anything about these settings until full precision is shown to solve the tasks"
+            )
         return "It cannot say that any setting is safe until one with fewer levels is seen to collapse"
     rows = [row for row in tested_settings(report) if row["verdict"] == "inconclusive"]
     if not rows:

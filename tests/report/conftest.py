@@ -84,7 +84,7 @@ def make_frame(
                         "score": float(right),
                         "prediction": answer if right else broken,
                         "runaway": bool(not right and random.random() < row["lost"]),
-                        "kl": None
+                        "kl": 0.0
                         if row["setting"] == "full"
                         else 10 ** (-4 + 4.3 * row["lost"]) * random.lognormal(0, 0.2),
                         "top1_agreement": 1 - 0.6 * row["lost"],
@@ -143,7 +143,7 @@ def make_report(frame: pd.DataFrame, margin=0.1) -> dict:
                 "n_needed": 240 if verdict == "inconclusive" else None,
                 "runaway_rate": float(part["runaway"].mean()),
                 "runaway_p": None if full else float(0.5 ** part["runaway"].sum()),
-                "kl": None if full else float(part["kl"].mean()),
+                "kl": 0.0 if full else float(part["kl"].mean()),
                 "top1_agreement": float(part["top1_agreement"].mean()),
             }
         )

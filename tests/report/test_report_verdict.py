@@ -103,10 +103,10 @@ def test_a_reference_at_chance_is_named_as_the_reason(report):
     report["assay"] = ASSAY | {"reference_above_chance": False, "chance": 0.25}
     score = report["settings"][0]["score"]
     assert headline(report).endswith(
-        f": the full-precision score ({score:.3f}) is not shown to be above the chance level of 0.250."
+        f": on 60 examples, the full-precision score ({score:.3f}) is not shown to be above the chance level of 0.250."
     )
     assert limits(report).startswith(
-        "It cannot say anything about these settings until full precision solves"
+        "It cannot say anything about these settings until full precision is shown"
     )
 
 
@@ -149,6 +149,12 @@ def test_confirmation_is_told(point):
         "difference -0.010 [-0.060, +0.040], p equivalence 0.012."
     )
     assert "confirmed" not in limits(point)
+    point["operating_point"]["setting"] = "affine-L7"
+    assert confirmation_words(point).startswith(
+        "On one half of the examples (30) the choice is affine-L8, which is confirmed as equivalent on the other half"
+    )
+    assert confirmation_words(point).endswith("affine-L7 itself is not confirmed that way.")
+    assert "not confirmed on examples of its own" in limits(point)
 
 
 def test_repeats_of_full_precision_are_not_called_open(report):
