@@ -332,13 +332,18 @@ def _series(axes, points, x, y, bounds, filled=lambda row: True, joined=True) ->
 
 
 def _grid_lines(axes, points, x, y) -> None:
-    for _, kind, _, rows in _groups(points):
-        if kind == "uniform":
+    """Lines through the grid; in the quantizers' colours where there are several."""
+    grids = [group for group in _groups(points) if group[1] == "uniform"]
+    for label, _, colour, rows in grids:
+        if len(grids) > 1:
+            _line(axes, rows, x, y, colour, 1.4, label)
+        else:
             _line(axes, rows, x, y, "muted", 1.0)
 
 
-def _line(axes, rows, x, y, colour, width) -> None:
-    axes.plot([row[x] for row in rows], [row[y] for row in rows], color=PALETTE[colour], lw=width, zorder=2)
+def _line(axes, rows, x, y, colour, width, label=None) -> None:
+    values = [row[y] for row in rows]
+    axes.plot([row[x] for row in rows], values, color=PALETTE[colour], lw=width, label=label, zorder=2)
 
 
 def _marks(axes, rows, keys, mark, label, filled) -> None:
