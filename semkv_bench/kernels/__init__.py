@@ -1,25 +1,39 @@
 """Triton kernels beside their torch references, same signature, same layout."""
 
-from semkv_bench.kernels.affine_reference import (
-    affine_dequantize,
+from semkv_bench.kernels.affine_reference import affine_dequantize
+from semkv_bench.kernels.attention_reference import merge_attention
+from semkv_bench.kernels.codebook_reference import codebook_dequantize
+from semkv_bench.kernels.codebook_tables import CodebookTables
+from semkv_bench.kernels.dispatch import (
     affine_quantize,
     affine_quantize_dequantize,
-)
-from semkv_bench.kernels.codebook_reference import (
-    codebook_dequantize,
+    backend,
     codebook_quantize,
     codebook_quantize_dequantize,
+    pack,
+    packed_attention,
+    unpack,
+    unpack_dequantize,
 )
-from semkv_bench.kernels.codebook_tables import CodebookTables
 from semkv_bench.kernels.numerics import NonFiniteError
+from semkv_bench.kernels.packed import PackedLayout, PackedVectors, total_nbytes
 
 __all__ = [
     "CodebookTables",
     "NonFiniteError",
+    "PackedLayout",
+    "PackedVectors",
     "affine_dequantize",
     "affine_quantize",
     "affine_quantize_dequantize",
+    "backend",
     "codebook_dequantize",
     "codebook_quantize",
     "codebook_quantize_dequantize",
+    "merge_attention",
+    "pack",
+    "packed_attention",
+    "total_nbytes",
+    "unpack",
+    "unpack_dequantize",
 ]

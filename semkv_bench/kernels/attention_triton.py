@@ -1,0 +1,190 @@
+"""Triton kernel for ``attention_reference``: scores and weighted values straight from packed blocks.
+
+One program walks some blocks of one head with an online softmax; the queries of a group share what it
+decodes. Decoded tiles live in registers, no unpacked copy of the cache exists. All sums are float32.
+"""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from semkv_bench.kernels.attention_reference import merge_attention
+from semkv_bench.kernels.packed import PackedVectors, class_table, is_wide, plan_tables
+from semkv_bench.kernels.packed_rows import dequantize, load_codes, locate
+from semkv_bench.kernels.packing_triton import tile_tokens
+
+__all__ = ["packed_attention"]
+
+_BLOCKS_PER_PROGRAM = 4
+_MOST_PARTS = 128
+
+
+@triton.jit
+def attention_kernel(
+    query,  # [query_heads, head_dim], contiguous
+    key_words,
+    key_class,
+    key_levels,
+    key_start,
+    key_scale,
+    key_offset,
+    value_words,
+    value_class,
+    value_levels,
+    value_start,
+    value_scale,
+    value_offset,
+    plans,
+    powers,
+    out,  # float32 [parts, query_heads, head_dim]
+    log_sums,  # float32 [parts, query_heads]
+    tokens,
+    blocks,
+    blocks_per_part,
+    query_heads,
+    key_classes,
+    value_classes,
+    key_top,
+    value_top,
+    scale_log2,
+    KEY_CLASS_BITS: tl.constexpr,
+    VALUE_CLASS_BITS: tl.constexpr,
+    KEY_AFFINE: tl.constexpr,
+    VALUE_AFFINE: tl.constexpr,
+    KEY_GROUPS: tl.constexpr,
+    VALUE_GROUPS: tl.constexpr,
+    WIDE: tl.constexpr,
+    SHARED: tl.constexpr,  # keys and values have one layout
+    HEAD_DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
+    GROUP: tl.constexpr,  # queries that share a head
+    QUERIES: tl.constexpr,  # GROUP, rounded up to what a matrix unit takes
+    PRECISION: tl.constexpr,
+):
+    head = tl.program_id(0)
+    part = tl.program_id(1)
+    column = tl.arange(0, WIDTH)
+    member = tl.arange(0, QUERIES)
+    query_row = head.to(tl.int64) * GROUP + member
+    query_mask = (member < GROUP)[:, None] & (column < HEAD_DIM)[None, :]
+    query_at = query_row[:, None] * HEAD_DIM + column[None, :]
+    scaled_query = tl.load(query + query_at, mask=query_mask, other=0.0).to(tl.float32) * scale_log2
+
+    highest = tl.full([QUERIES], float("-inf"), dtype=tl.float32)
+    total = tl.zeros([QUERIES], dtype=tl.float32)
+    weighted = tl.zeros([QUERIES, WIDTH], dtype=tl.float32)
+    first = part * blocks_per_part
+    for index in range(first, tl.minimum(first + blocks_per_part, blocks)):
+        block = tl.cast(index, tl.int64)
+        key_here = key_words + tl.load(key_start + block)
+        value_here = value_words + tl.load(value_start + block)
+        for start in range(0, BLOCK, TILE):
+            token = block * BLOCK + start + tl.arange(0, TILE)
+            row_mask = token < tokens
+            mask = row_mask[:, None] & (column < HEAD_DIM)[None, :]
+            row = head.to(tl.int64) * tokens + token
+
+            levels, digits, bits, rank, base, head_bits = locate(
+                key_class, key_levels, plans, block, start, tokens, key_classes,
+                KEY_CLASS_BITS, HEAD_DIM, BLOCK, TILE,
+            )  # fmt: skip
+            base += head * head_bits
+            code = load_codes(
+                key_here, powers, levels, digits, bits, rank, base, column, mask, HEAD_DIM, WIDE
+            )  # fmt: skip
+            keys = dequantize(
+                code, levels, row, row_mask, column, mask, key_scale, key_offset, key_top,
+                KEY_AFFINE, KEY_GROUPS, HEAD_DIM // KEY_GROUPS,
+            )  # fmt: skip
+            scores = tl.dot(scaled_query, tl.trans(keys), input_precision=PRECISION)
+            scores = tl.where(row_mask[None, :], scores, float("-inf"))
+
+            # The first tile of a part always has a token, so the maximum is finite from then on.
+            new_highest = tl.maximum(highest, tl.max(scores, axis=1))
+            weights = tl.exp2(scores - new_highest[:, None])
+            fade = tl.exp2(highest - new_highest)
+            highest = new_highest
+            total = total * fade + tl.sum(weights, axis=1)
+
+            if not SHARED:
+                levels, digits, bits, rank, base, head_bits = locate(
+                    value_class, value_levels, plans, block, start, tokens, value_classes,
+                    VALUE_CLASS_BITS, HEAD_DIM, BLOCK, TILE,
+                )  # fmt: skip
+                base += head * head_bits
+            code = load_codes(
+                value_here, powers, levels, digits, bits, rank, base, column, mask, HEAD_DIM, WIDE
+            )  # fmt: skip
+            values = dequantize(
+                code, levels, row, row_mask, column, mask, value_scale, value_offset, value_top,
+                VALUE_AFFINE, VALUE_GROUPS, HEAD_DIM // VALUE_GROUPS,
+            )  # fmt: skip
+            weighted = weighted * fade[:, None] + tl.dot(weights, values, input_precision=PRECISION)
+
+    row_out = part.to(tl.int64) * query_heads + query_row
+    tl.store(out + row_out[:, None] * HEAD_DIM + column[None, :], weighted / total[:, None], mask=query_mask)
+    # Scores are in units of log 2.
+    tl.store(log_sums + row_out, (highest + tl.log2(total)) * 0.6931471805599453, mask=member < GROUP)
+
+
+def packed_attention(
+    query: Tensor, keys: PackedVectors, values: PackedVectors, softmax_scale: float
+) -> tuple[Tensor, Tensor]:
+    """See ``attention_reference.packed_attention``."""
+    layout = keys.layout
+    query_heads = query.shape[0]
+    group = query_heads // layout.heads
+    # Enough programs for the machine, few enough parts to merge cheaply.
+    per_part = max(_BLOCKS_PER_PROGRAM, -(-layout.blocks // _MOST_PARTS))
+    parts = -(-layout.blocks // per_part)
+    out = torch.empty(parts, *query.shape, dtype=torch.float32, device=query.device)
+    log_sums = torch.empty(parts, query_heads, dtype=torch.float32, device=query.device)
+    attention_kernel[(layout.heads, parts)](
+        query.contiguous(),
+        *_side(keys),
+        *_side(values),
+        *plan_tables(query.device),
+        out,
+        log_sums,
+        layout.tokens,
+        layout.blocks,
+        per_part,
+        query_heads,
+        len(layout.class_levels),
+        len(values.layout.class_levels),
+        keys.top,
+        values.top,
+        softmax_scale / math.log(2),
+        KEY_CLASS_BITS=layout.class_bits,
+        VALUE_CLASS_BITS=values.layout.class_bits,
+        KEY_AFFINE=keys.is_affine,
+        VALUE_AFFINE=values.is_affine,
+        KEY_GROUPS=keys.groups,
+        VALUE_GROUPS=values.groups,
+        WIDE=is_wide(layout.class_levels + values.layout.class_levels),
+        SHARED=layout is values.layout,
+        HEAD_DIM=layout.head_dim,
+        WIDTH=triton.next_power_of_2(layout.head_dim),
+        BLOCK=layout.block,
+        TILE=tile_tokens(layout),
+        GROUP=group,
+        QUERIES=max(16, triton.next_power_of_2(group)),
+        PRECISION=dot_precision(),
+    )
+    return merge_attention(out, log_sums)
+
+
+def dot_precision() -> str:
+    """How matrix units multiply float32: in three parts of tf32 on CUDA, natively on ROCm."""
+    return "ieee" if torch.version.hip else "tf32x3"
+
+
+def _side(packed: PackedVectors) -> tuple[Tensor, ...]:
+    layout = packed.layout
+    levels = class_table(layout.class_levels, packed.words.device)
+    return packed.words, layout.token_class, levels, layout.block_start, packed.scale, packed.offset

@@ -1,0 +1,101 @@
+"""Which implementation of a kernel runs: Triton on a GPU, the torch reference elsewhere.
+
+``SEMKV_KERNELS=reference`` or ``triton`` overrides the choice. Both give the same result.
+"""
+
+import os
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from semkv_bench.errors import MissingError, UsageError
+from semkv_bench.kernels.codebook_tables import CodebookTables
+from semkv_bench.kernels.packed import PackedLayout, PackedVectors
+
+__all__ = [
+    "affine_quantize",
+    "affine_quantize_dequantize",
+    "backend",
+    "codebook_quantize",
+    "codebook_quantize_dequantize",
+    "pack",
+    "packed_attention",
+    "unpack",
+    "unpack_dequantize",
+]
+
+_VARIABLE = "SEMKV_KERNELS"
+
+
+def backend(device: torch.device | str) -> str:
+    """``triton`` or ``reference``: what runs on tensors of this device.
+
+    Raises UsageError or MissingError if the override asks for what cannot be.
+    """
+    on_gpu = torch.device(device).type == "cuda"  # ROCm calls itself cuda, too
+    wanted = os.environ.get(_VARIABLE, "")
+    if wanted not in ("", "reference", "triton"):
+        raise UsageError(f"{_VARIABLE}={wanted} is not known; use reference or triton, or leave it unset")
+    installed = find_spec("triton") is not None
+    if wanted == "triton":
+        if not installed:
+            raise MissingError(f"{_VARIABLE}=triton, but triton is not installed: pip install triton")
+        if not on_gpu and os.environ.get("TRITON_INTERPRET") != "1":
+            raise UsageError(
+                f"{_VARIABLE}=triton needs a GPU (or TRITON_INTERPRET=1, which is slow); unset it on a CPU"
+            )
+        return "triton"
+    return "triton" if on_gpu and installed and wanted != "reference" else "reference"
+
+
+def affine_quantize(x: Tensor, levels: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """See ``affine_reference.affine_quantize``."""
+    return _module("affine", x).affine_quantize(x, levels, group_size)
+
+
+def affine_quantize_dequantize(
+    x: Tensor, levels: Tensor, group_size: int, out: Tensor | None = None
+) -> Tensor:
+    """See ``affine_reference.affine_quantize_dequantize``."""
+    return _module("affine", x).affine_quantize_dequantize(x, levels, group_size, out)
+
+
+def codebook_quantize(y: Tensor, levels: Tensor, tables: CodebookTables) -> tuple[Tensor, Tensor]:
+    """See ``codebook_reference.codebook_quantize``."""
+    return _module("codebook", y).codebook_quantize(y, levels, tables)
+
+
+def codebook_quantize_dequantize(
+    y: Tensor, levels: Tensor, tables: CodebookTables, out: Tensor | None = None
+) -> Tensor:
+    """See ``codebook_reference.codebook_quantize_dequantize``."""
+    return _module("codebook", y).codebook_quantize_dequantize(y, levels, tables, out)
+
+
+def pack(codes: Tensor, layout: PackedLayout) -> Tensor:
+    """See ``packing_reference.pack``."""
+    return _module("packing", codes).pack(codes, layout)
+
+
+def unpack(words: Tensor, layout: PackedLayout) -> Tensor:
+    """See ``packing_reference.unpack``."""
+    return _module("packing", words).unpack(words, layout)
+
+
+def unpack_dequantize(packed: PackedVectors, dtype: torch.dtype = torch.float32) -> Tensor:
+    """See ``packing_reference.unpack_dequantize``."""
+    return _module("packing", packed.words).unpack_dequantize(packed, dtype)
+
+
+def packed_attention(
+    query: Tensor, keys: PackedVectors, values: PackedVectors, softmax_scale: float
+) -> tuple[Tensor, Tensor]:
+    """See ``attention_reference.packed_attention``."""
+    return _module("attention", query).packed_attention(query, keys, values, softmax_scale)
+
+
+def _module(family: str, x: Tensor) -> ModuleType:
+    return import_module(f"semkv_bench.kernels.{family}_{backend(x.device)}")

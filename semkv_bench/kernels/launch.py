@@ -1,0 +1,74 @@
+"""How many elements one Triton program works on, and helpers that several kernels share."""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton import knobs
+
+__all__ = [
+    "finite_cast",
+    "finite_or_flag",
+    "interpreted",
+    "round_half_even",
+    "rows_per_program",
+    "to_float16",
+    "unit_stride",
+]
+
+_ELEMENTS = 2048
+_ELEMENTS_INTERPRETED = 1 << 18  # the interpreter pays per program, not per element
+
+
+def interpreted() -> bool:
+    """Do kernels run in Triton's interpreter?"""
+    return bool(knobs.runtime.interpret)
+
+
+def rows_per_program(width: int) -> int:
+    """Rows of ``width`` (a power of two) padded elements that one program takes, a power of two."""
+    return max(1, (_ELEMENTS_INTERPRETED if interpreted() else _ELEMENTS) // width)
+
+
+def unit_stride(x: Tensor) -> Tensor:
+    """x itself if its last dimension is contiguous, else a contiguous copy."""
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+@triton.jit
+def round_half_even(x):
+    """Nearest integer of 0 <= x < 2**22, ties to even: float32 has no fractions from 2**23 on."""
+    return (x + 8388608.0) - 8388608.0
+
+
+@triton.jit
+def to_float16(x):
+    """Nearest float16, saturating at +-65504."""
+    return tl.minimum(tl.maximum(x, -65504.0), 65504.0).to(tl.float16)
+
+
+@triton.jit
+def to_bfloat16(x):
+    """Nearest bfloat16 of finite float32, ties to even; spelled out, for the interpreter's cast truncates."""
+    bits = x.to(tl.uint32, bitcast=True)
+    bits += 0x7FFF + ((bits >> 16) & 1)
+    return (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+
+
+@triton.jit
+def finite_cast(x, dtype: tl.constexpr):
+    """Finite float32 as ``dtype``, saturating in float16."""
+    if dtype == tl.float16:
+        y = to_float16(x)
+    elif dtype == tl.bfloat16:
+        y = to_bfloat16(x)
+    else:
+        y = x
+    return y
+
+
+@triton.jit
+def finite_or_flag(x, mask, flag):
+    """Set the int32 ``flag`` if x holds NaN or infinity where ``mask`` is true."""
+    # x - x is 0 for finite x and NaN for all others.
+    odd = tl.max(tl.where(mask & (x - x != 0.0), 1, 0).reshape([x.numel]), axis=0)
+    tl.store(flag, 1, mask=odd > 0)

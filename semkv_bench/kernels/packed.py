@@ -1,0 +1,215 @@
+"""The packed cache: what lies where, whatever mix of precisions the tokens have.
+
+Tokens come in blocks (64 by default). Within a block the tokens of one level count form a class; for
+each head the classes follow each other, ascending by levels, each one a stream of base-L digits: its
+tokens in order, all values of a token, cut into the packing plan's groups of ``digits`` codes. A
+group straddles tokens, so only the last one of a class can be partly empty. Groups of ``bits`` bits
+follow each other without gaps, heads too; a block starts on a 32-bit word, lowest bit first.
+
+A group with value V (first digit most significant) is stored as the fraction ceil(V * 2**w / L**k).
+Then digit j is ((x * L**j mod 2**w) * L) >> w: reading takes two multiplications and no division.
+The fraction is exact where it matters, for L**k <= 2**w.
+
+Nothing else is stored but each token's class (0, 1, 2 or 4 bits, one for all heads) and where each
+block starts. All of it counts in ``total_nbytes``.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from semkv_bench.grid import packing_plan
+from semkv_bench.kernels.codebook_tables import CodebookTables
+
+__all__ = [
+    "MAX_BLOCK",
+    "MAX_PACKED_LEVELS",
+    "PackedLayout",
+    "PackedVectors",
+    "class_table",
+    "is_wide",
+    "plan_tables",
+    "total_nbytes",
+]
+
+MAX_PACKED_LEVELS = 16
+MAX_BLOCK = 256
+_MAX_VALUES = 1 << 16  # of one head in a block, so that digits can be counted in few bits
+_NARROW = 28  # bits of a group up to which x * L fits 32 bits
+
+
+@dataclass(frozen=True, eq=False)
+class PackedLayout:
+    """Where the codes of ``tokens`` vectors per head lie.
+
+    class_levels  level counts in use, ascending
+    token_class   uint8, the class of each token, ``class_bits`` bits a token from the lowest bit up
+    block_start   int32 [blocks + 1], first word of each block, and the end
+    words         number of 32-bit words
+    """
+
+    heads: int
+    head_dim: int
+    tokens: int
+    block: int
+    class_levels: tuple[int, ...]
+    token_class: Tensor
+    block_start: Tensor
+    words: int
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks, the last perhaps incomplete."""
+        return len(self.block_start) - 1
+
+    @property
+    def class_bits(self) -> int:
+        """Bits that hold a token's class: 0, 1, 2 or 4, so that none straddles a byte."""
+        return _class_bits(len(self.class_levels))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the layout itself."""
+        return self.token_class.nbytes + self.block_start.nbytes + len(self.class_levels)
+
+    def classes(self) -> Tensor:
+        """Class of every token, int64 [tokens]."""
+        if not self.class_bits:
+            return torch.zeros(self.tokens, dtype=torch.int64, device=self.token_class.device)
+        shifts = torch.arange(0, 8, self.class_bits, device=self.token_class.device)
+        spread = (self.token_class[:, None].long() >> shifts) & ((1 << self.class_bits) - 1)
+        return spread.flatten()[: self.tokens]
+
+    def levels(self) -> Tensor:
+        """Level count of every token, int64 [tokens]."""
+        return torch.tensor(self.class_levels, device=self.token_class.device)[self.classes()]
+
+    @classmethod
+    def build(cls, levels: Tensor, heads: int, head_dim: int, block: int = 64) -> "PackedLayout":
+        """Layout for tokens of the given levels, int64 [tokens], on their device.
+
+        Raises ValueError unless levels lie in 2..16 and ``block`` is a power of two, 16..256, that
+        holds at most 65,536 values of a head.
+        """
+        if block & (block - 1) or not 16 <= block <= MAX_BLOCK or block * head_dim > _MAX_VALUES:
+            raise ValueError(f"no packing of blocks of {block} tokens of {head_dim} values")
+        if levels.numel() and not (int(levels.min()) >= 2 and int(levels.max()) <= MAX_PACKED_LEVELS):
+            raise ValueError(f"packed levels must lie in 2..{MAX_PACKED_LEVELS}")
+        distinct, classes = levels.unique(return_inverse=True)
+        class_levels = tuple(distinct.tolist()) or (2,)
+        blocks = -(-len(levels) // block)
+        padded = torch.full((blocks * block,), -1, dtype=torch.int64, device=levels.device)
+        padded[: len(levels)] = classes
+        head_bits = torch.zeros(blocks, dtype=torch.int64, device=levels.device)
+        for index, count in enumerate(class_levels):
+            plan = packing_plan(count)
+            values = (padded.view(blocks, block) == index).sum(1) * head_dim
+            head_bits += (values + plan.digits - 1) // plan.digits * plan.bits
+        block_words = (head_bits * heads + 31) // 32
+        words = int(block_words.sum())
+        if words >= 1 << 31:
+            raise ValueError(f"{words} words are too many for one packed tensor; split the tokens")
+        block_start = torch.zeros(blocks + 1, dtype=torch.int32, device=levels.device)
+        block_start[1:] = block_words.cumsum(0)
+        return cls(
+            heads,
+            head_dim,
+            len(levels),
+            block,
+            class_levels,
+            _pack_classes(classes, _class_bits(len(class_levels))),
+            block_start,
+            words,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class PackedVectors:
+    """Packed vectors with their metadata: affine if there is a ``zero``, else codebook coded.
+
+    words  int32 [layout.words]
+    scale  float16 [heads, tokens, groups]; of codebook coding the norm, [heads, tokens, 1]
+    zero   float16 [heads, tokens, groups] of affine coding
+    tables codebooks, of codebook coding; what is coded then are rotated vectors
+    """
+
+    layout: PackedLayout
+    words: Tensor
+    scale: Tensor
+    zero: Tensor | None = None
+    tables: CodebookTables | None = None
+
+    @property
+    def is_affine(self) -> bool:
+        """Affine coded, or else with a codebook?"""
+        return self.zero is not None
+
+    @property
+    def groups(self) -> int:
+        """Groups of a vector that have metadata of their own."""
+        return self.scale.shape[-1]
+
+    @property
+    def offset(self) -> Tensor:
+        """What a kernel reads beside the scale: zeros or centroids."""
+        return self.zero if self.tables is None else self.tables.centroids
+
+    @property
+    def top(self) -> int:
+        """Columns of the table of centroids; 0 for affine coding."""
+        return 0 if self.tables is None else self.tables.top
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of codes and metadata, without the layout, which keys and values may share."""
+        return self.words.nbytes + self.scale.nbytes + (0 if self.zero is None else self.zero.nbytes)
+
+
+def total_nbytes(vectors: Iterable[PackedVectors]) -> int:
+    """Bytes that packed vectors hold together, a shared layout counted once.
+
+    Codebooks and plan tables are constants of the program and not counted.
+    """
+    vectors = list(vectors)
+    layouts = {id(packed.layout): packed.layout for packed in vectors}
+    return sum(packed.nbytes for packed in vectors) + sum(layout.nbytes for layout in layouts.values())
+
+
+def is_wide(class_levels: tuple[int, ...]) -> bool:
+    """Does some packing plan need 64-bit arithmetic? Only those of 11 and 15 levels do."""
+    return any(packing_plan(levels).bits > _NARROW for levels in class_levels)
+
+
+@lru_cache(maxsize=8)
+def plan_tables(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Plans int32 [17, 2] (digits, bits) and powers int64 [17, 16] (L**j) by level count, on ``device``."""
+    plans = torch.ones(MAX_PACKED_LEVELS + 1, 2, dtype=torch.int32)
+    powers = torch.zeros(MAX_PACKED_LEVELS + 1, 16, dtype=torch.int64)
+    for levels in range(2, MAX_PACKED_LEVELS + 1):
+        plan = packing_plan(levels)
+        plans[levels] = torch.tensor([plan.digits, plan.bits])
+        powers[levels, : plan.digits] = torch.tensor([levels**j for j in range(plan.digits)])
+    return plans.to(device), powers.to(device)
+
+
+@lru_cache(maxsize=256)
+def class_table(class_levels: tuple[int, ...], device: torch.device) -> Tensor:
+    """Levels by class, int32 [classes], on ``device``."""
+    return torch.tensor(class_levels, dtype=torch.int32, device=device)
+
+
+def _class_bits(classes: int) -> int:
+    return next(bits for bits in (0, 1, 2, 4) if classes <= 1 << bits)
+
+
+def _pack_classes(classes: Tensor, bits: int) -> Tensor:
+    if not bits:
+        return torch.empty(0, dtype=torch.uint8, device=classes.device)
+    per_byte = 8 // bits
+    padded = torch.zeros(-(-len(classes) // per_byte) * per_byte, dtype=torch.int64, device=classes.device)
+    padded[: len(classes)] = classes
+    shifts = torch.arange(0, 8, bits, device=classes.device)
+    return (padded.view(-1, per_byte) << shifts).sum(1).to(torch.uint8)

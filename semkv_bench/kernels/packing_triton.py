@@ -1,0 +1,245 @@
+"""Triton kernels for ``packing_reference``: same signatures, same words and codes to the bit.
+
+Tokens of different precision go through one launch. Packing works word by word: a program walks the
+groups that a word overlaps, across tokens, classes and heads, so every word is written once and
+nothing has to be cleared or added atomically.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from semkv_bench.grid import packing_plan
+from semkv_bench.kernels.launch import finite_cast, interpreted, unit_stride
+from semkv_bench.kernels.packed import PackedLayout, PackedVectors, class_table, is_wide, plan_tables
+from semkv_bench.kernels.packed_rows import dequantize, load_codes, locate
+
+__all__ = ["pack", "unpack", "unpack_dequantize"]
+
+
+@triton.jit
+def pack_kernel(
+    codes,  # uint8 [heads, tokens, head_dim]
+    order,  # int64 [tokens], tokens by block and class
+    counts,  # int32 [blocks, classes], tokens of each class
+    class_levels,
+    plans,
+    powers,
+    block_start,
+    words,
+    heads,
+    classes,
+    steps,  # groups that one word can overlap
+    codes_head,  # strides, in elements
+    codes_token,
+    HEAD_DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    WORDS: tl.constexpr,
+    DIGITS: tl.constexpr,  # most digits in a group
+    DIVISIONS: tl.constexpr,  # steps of the long division: 3 for the widest groups, else 1
+):
+    block = tl.program_id(1).to(tl.int64)
+    first_word = tl.load(block_start + block)
+    length = tl.load(block_start + block + 1) - first_word
+    word = tl.program_id(0) * WORDS + tl.arange(0, WORDS)
+    head_bits = 0
+    for index in range(0, classes):
+        count = tl.load(class_levels + index)
+        digits = tl.load(plans + count * 2)
+        values = tl.load(counts + block * classes + index) * HEAD_DIM
+        head_bits += (values + digits - 1) // digits * tl.load(plans + count * 2 + 1)
+
+    position = word * 32
+    collected = tl.zeros([WORDS], dtype=tl.int64)
+    for _ in range(0, steps):
+        inside = (position < word * 32 + 32) & (position < heads * head_bits)
+        head = tl.where(inside, position // head_bits, 0)
+        within = position - head * head_bits
+
+        # Levels, group size, first token and first bit of the class at this position.
+        levels = tl.full([WORDS], 2, dtype=tl.int32)
+        digits = tl.full([WORDS], 1, dtype=tl.int32)
+        bits = tl.full([WORDS], 1, dtype=tl.int32)
+        values = tl.zeros([WORDS], dtype=tl.int32)
+        first_token = tl.zeros([WORDS], dtype=tl.int32)
+        base = tl.zeros([WORDS], dtype=tl.int32)
+        tokens_before = 0
+        bits_before = 0
+        for index in range(0, classes):
+            count = tl.load(class_levels + index)
+            class_digits = tl.load(plans + count * 2)
+            class_bits = tl.load(plans + count * 2 + 1)
+            members = tl.load(counts + block * classes + index)
+            reached = (within >= bits_before) & (members > 0)
+            levels = tl.where(reached, count, levels)
+            digits = tl.where(reached, class_digits, digits)
+            bits = tl.where(reached, class_bits, bits)
+            values = tl.where(reached, members * HEAD_DIM, values)
+            first_token = tl.where(reached, tokens_before, first_token)
+            base = tl.where(reached, bits_before, base)
+            tokens_before += members
+            bits_before += (members * HEAD_DIM + class_digits - 1) // class_digits * class_bits
+
+        group = (within - base) // bits
+        skipped = (within - base) - group * bits
+        value = tl.zeros([WORDS], dtype=tl.int64)
+        for digit in range(0, DIGITS):
+            element = group * digits + digit
+            there = inside & (digit < digits) & (element < values)
+            place = block * BLOCK + first_token + element // HEAD_DIM
+            token = tl.load(order + place, mask=there, other=0)
+            at = head.to(tl.int64) * codes_head + token * codes_token + element % HEAD_DIM
+            code = tl.load(codes + at, mask=there, other=0).to(tl.int64)
+            value = tl.where(digit < digits, value * levels + code, value)
+
+        whole = tl.load(powers + levels * 16 + digits - 1) * levels
+        quotient = tl.zeros([WORDS], dtype=tl.int64)
+        remainder = value
+        left = bits
+        for _division in range(0, DIVISIONS):
+            step = tl.minimum(left, 17 if DIVISIONS > 1 else 28).to(tl.int64)
+            shifted = remainder << step
+            quotient = (quotient << step) + shifted // whole
+            remainder = shifted % whole
+            left -= step.to(tl.int32)
+        fraction = quotient + (remainder > 0).to(tl.int64)
+
+        part = (fraction >> skipped.to(tl.int64)) & 0xFFFFFFFF
+        collected |= tl.where(inside, part << (position - word * 32).to(tl.int64), 0)
+        position += bits - skipped
+    packed = (collected & 0xFFFFFFFF).to(tl.uint32).to(tl.int32, bitcast=True)
+    tl.store(words + first_word.to(tl.int64) + word, packed, mask=word < length)
+
+
+@triton.jit
+def unpack_kernel(
+    words,
+    token_class,
+    class_levels,
+    block_start,
+    plans,
+    powers,
+    scale,
+    offset,
+    out,  # codes uint8, or values [heads, tokens, head_dim], contiguous
+    tokens,
+    classes,
+    top,
+    CLASS_BITS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    GROUPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
+    WIDE: tl.constexpr,
+    CODES: tl.constexpr,  # write codes, or else values
+    AFFINE: tl.constexpr,
+):
+    tiles = BLOCK // TILE
+    block = (tl.program_id(0) // tiles).to(tl.int64)
+    start = (tl.program_id(0) % tiles) * TILE
+    head = tl.program_id(1)
+    levels, digits, bits, rank, base, head_bits = locate(
+        token_class, class_levels, plans, block, start, tokens, classes, CLASS_BITS, HEAD_DIM, BLOCK, TILE
+    )
+    token = block * BLOCK + start + tl.arange(0, TILE)
+    column = tl.arange(0, WIDTH)
+    row_mask = token < tokens
+    mask = row_mask[:, None] & (column < HEAD_DIM)[None, :]
+    here = words + tl.load(block_start + block)
+    base += head * head_bits
+    code = load_codes(here, powers, levels, digits, bits, rank, base, column, mask, HEAD_DIM, WIDE)
+    row = head.to(tl.int64) * tokens + token
+    at = row[:, None] * HEAD_DIM + column[None, :]
+    if CODES:
+        tl.store(out + at, code.to(tl.uint8), mask=mask)
+    else:
+        value = dequantize(
+            code, levels, row, row_mask, column, mask, scale, offset, top, AFFINE, GROUPS, HEAD_DIM // GROUPS
+        )
+        tl.store(out + at, finite_cast(value, out.dtype.element_ty), mask=mask)
+
+
+def pack(codes: Tensor, layout: PackedLayout) -> Tensor:
+    """See ``packing_reference.pack``."""
+    words = torch.empty(layout.words, dtype=torch.int32, device=codes.device)
+    if not layout.words:
+        return words
+    codes = unit_stride(codes)
+    classes, plans = layout.classes(), [packing_plan(levels) for levels in layout.class_levels]
+    block = torch.arange(layout.tokens, device=codes.device) // layout.block
+    key = block * len(plans) + classes
+    counts = torch.bincount(key, minlength=layout.blocks * len(plans)).to(torch.int32)
+    longest = int(layout.block_start.diff().max())
+    per_program = min(1 << 14 if interpreted() else 256, triton.next_power_of_2(longest))
+    pack_kernel[(triton.cdiv(longest, per_program), layout.blocks)](
+        codes,
+        key.argsort(stable=True),
+        counts,
+        class_table(layout.class_levels, codes.device),
+        *plan_tables(codes.device),
+        layout.block_start,
+        words,
+        layout.heads,
+        len(plans),
+        1 + -(-32 // min(plan.bits for plan in plans)),
+        *codes.stride()[:2],
+        HEAD_DIM=layout.head_dim,
+        BLOCK=layout.block,
+        WORDS=per_program,
+        DIGITS=max(plan.digits for plan in plans),
+        DIVISIONS=3 if is_wide(layout.class_levels) else 1,
+    )
+    return words
+
+
+def unpack(words: Tensor, layout: PackedLayout) -> Tensor:
+    """See ``packing_reference.unpack``."""
+    codes = torch.empty(layout.heads, layout.tokens, layout.head_dim, dtype=torch.uint8, device=words.device)
+    _launch_unpack(words, layout, codes, None)
+    return codes
+
+
+def unpack_dequantize(packed: PackedVectors, dtype: torch.dtype = torch.float32) -> Tensor:
+    """See ``packing_reference.unpack_dequantize``."""
+    layout = packed.layout
+    values = torch.empty(
+        layout.heads, layout.tokens, layout.head_dim, dtype=dtype, device=packed.words.device
+    )
+    _launch_unpack(packed.words, layout, values, packed)
+    return values
+
+
+def _launch_unpack(words: Tensor, layout: PackedLayout, out: Tensor, packed: PackedVectors | None) -> None:
+    if not layout.tokens:
+        return
+    tile = tile_tokens(layout)
+    unpack_kernel[(layout.blocks * (layout.block // tile), layout.heads)](
+        words,
+        layout.token_class,
+        class_table(layout.class_levels, words.device),
+        layout.block_start,
+        *plan_tables(words.device),
+        None if packed is None else packed.scale,
+        None if packed is None else packed.offset,
+        out,
+        layout.tokens,
+        len(layout.class_levels),
+        0 if packed is None else packed.top,
+        CLASS_BITS=layout.class_bits,
+        HEAD_DIM=layout.head_dim,
+        WIDTH=triton.next_power_of_2(layout.head_dim),
+        GROUPS=1 if packed is None else packed.groups,
+        BLOCK=layout.block,
+        TILE=tile,
+        WIDE=is_wide(layout.class_levels),
+        CODES=packed is None,
+        AFFINE=packed is not None and packed.is_affine,
+    )
+
+
+def tile_tokens(layout: PackedLayout, elements: int = 2048) -> int:
+    """Tokens that a program takes at a time: a power of two that divides the block."""
+    width = triton.next_power_of_2(layout.head_dim)
+    return layout.block if interpreted() else max(16, min(layout.block, elements // width))

@@ -1,0 +1,46 @@
+"""Which implementation runs."""
+
+import pytest
+import torch
+
+from semkv_bench.errors import UsageError
+from semkv_bench.kernels import affine_quantize, affine_reference, backend, dispatch
+
+
+@pytest.fixture(autouse=True)
+def unset(monkeypatch):
+    monkeypatch.delenv("SEMKV_KERNELS", raising=False)
+
+
+def test_triton_on_gpus_and_the_reference_elsewhere(monkeypatch):
+    assert backend("cuda") == backend("cuda:1") == "triton"
+    assert backend("cpu") == backend("mps") == "reference"
+    monkeypatch.setattr(dispatch, "find_spec", lambda name: None)
+    assert backend("cuda") == "reference"
+
+
+def test_override(monkeypatch):
+    monkeypatch.setenv("SEMKV_KERNELS", "reference")
+    assert backend("cuda") == "reference"
+    monkeypatch.setenv("SEMKV_KERNELS", "triton")
+    assert backend("cuda") == "triton"
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert backend("cpu") == "triton"
+
+
+def test_impossible_overrides_say_what_to_do(monkeypatch):
+    monkeypatch.setenv("SEMKV_KERNELS", "cuda")
+    with pytest.raises(UsageError, match="SEMKV_KERNELS=cuda is not known; use reference or triton"):
+        backend("cpu")
+    monkeypatch.setenv("SEMKV_KERNELS", "triton")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(UsageError, match="needs a GPU"):
+        backend("cpu")
+
+
+def test_a_wrong_value_stops_the_work_itself(monkeypatch):
+    x, levels = torch.randn(1, 3, 8), torch.tensor([[4]])
+    assert torch.equal(affine_quantize(x, levels, 8)[0], affine_reference.affine_quantize(x, levels, 8)[0])
+    monkeypatch.setenv("SEMKV_KERNELS", "fast")
+    with pytest.raises(UsageError):
+        affine_quantize(x, levels, 8)

@@ -1,0 +1,24 @@
+"""Runs the Triton tests in Triton's interpreter where there is no GPU."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+HERE = Path(__file__).parent
+
+
+@pytest.mark.skipif(
+    torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1", reason="they run directly"
+)
+@pytest.mark.parametrize("path", sorted(HERE.glob("test_triton_*.py")), ids=lambda path: path.stem)
+def test_in_the_interpreter(path):
+    command = [sys.executable, "-m", "pytest", "--confcutdir", HERE, "-p", "no:cacheprovider", path]
+    done = subprocess.run(
+        command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout

@@ -1,0 +1,117 @@
+"""Packing, unpacking and attention kernels against their references."""
+
+import pytest
+import torch
+
+from semkv_bench.kernels import (
+    PackedLayout,
+    PackedVectors,
+    attention_reference,
+    attention_triton,
+    packing_reference,
+    packing_triton,
+)
+from semkv_bench.kernels.affine_reference import affine_quantize
+from semkv_bench.kernels.codebook_reference import codebook_quantize
+from semkv_bench.quantizers.turboquant import codebook_tables
+
+MIXES = {
+    "two": [2],
+    "three": [3],
+    "two levels": [5, 6],
+    "narrow and wide": [4, 11],
+    "wide": [11, 15],
+    "five": [3, 5, 7, 9, 13],
+    "all": list(range(2, 17)),
+}
+SHAPES = [(1, 1, 64, 16), (2, 131, 80, 64), (3, 65, 96, 16), (2, 128, 128, 64), (1, 300, 256, 256)]
+CASES = [(shape, "two levels") for shape in SHAPES]
+CASES += [((2, 75, 80, 64), mix) for mix in MIXES if mix not in ("two levels", "all")]
+CASES += [((2, 40, 64, 64), "all")]  # slow in the interpreter: every word may hold any class
+
+
+def layout_of(shape, mix, device, seed=0):
+    heads, tokens, head_dim, block = shape
+    choice = torch.randint(len(MIXES[mix]), (tokens,), generator=torch.Generator().manual_seed(seed))
+    return PackedLayout.build(torch.tensor(MIXES[mix])[choice].to(device), heads, head_dim, block)
+
+
+def affine_vectors(layout, groups=1, seed=0):
+    x = sample(layout, seed)
+    codes, scale, zero = affine_quantize(x, layout.levels()[None], layout.head_dim // groups)
+    return PackedVectors(layout, packing_reference.pack(codes[0], layout), scale[0], zero)
+
+
+def codebook_vectors(layout, seed=0):
+    tables = codebook_tables(layout.head_dim, 16, layout.block_start.device)
+    codes, norm = codebook_quantize(sample(layout, seed), layout.levels()[None], tables)
+    words = packing_reference.pack(codes[0], layout)
+    return PackedVectors(layout, words, norm[..., None], tables=tables)
+
+
+def sample(layout, seed):
+    shape = (layout.heads, layout.tokens, layout.head_dim)
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    return x.to(layout.block_start.device)
+
+
+@pytest.mark.parametrize(("shape", "mix"), CASES, ids=str)
+def test_words_and_codes(shape, mix, device, canaries):
+    layout = layout_of(shape, mix, device)
+    levels = layout.levels()
+    random = torch.rand(layout.heads, layout.tokens, layout.head_dim, device=device)
+    for codes in (random * levels[:, None], (levels - 1)[:, None].expand(random.shape)):
+        codes = codes.to(torch.uint8)
+        words = packing_reference.pack(codes, layout)
+        assert torch.equal(packing_triton.pack(codes, layout), words)
+        assert torch.equal(packing_triton.unpack(words, layout), codes)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", ["affine", "grouped", "codebook"])
+def test_values(kind, dtype, device, canaries):
+    for shape, mix in (((2, 131, 80, 64), "two levels"), ((1, 70, 256, 16), "all")):
+        layout = layout_of(shape, mix, device)
+        packed = (
+            codebook_vectors(layout)
+            if kind == "codebook"
+            else affine_vectors(layout, 1 + 4 * (kind == "grouped") * (shape[2] == 80))
+        )
+        expected = packing_reference.unpack_dequantize(packed, dtype)
+        assert torch.equal(packing_triton.unpack_dequantize(packed, dtype), expected)
+
+
+@pytest.mark.parametrize("group", [1, 3, 4])
+@pytest.mark.parametrize(("shape", "mix"), CASES, ids=str)
+def test_attention(shape, mix, group, device, canaries):
+    layout = layout_of(shape, mix, device)
+    query = torch.randn(layout.heads * group, layout.head_dim, generator=torch.Generator().manual_seed(1)).to(
+        device
+    )
+    keys, values = affine_vectors(layout), codebook_vectors(layout, seed=1)
+    expected = attention_reference.packed_attention(query, keys, values, layout.head_dim**-0.5)
+    actual = attention_triton.packed_attention(query, keys, values, layout.head_dim**-0.5)
+    # float32 sums of up to 300 terms in another order.
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_attention_over_two_layouts_and_groups(dtype, device):
+    shape = (2, 131, 80, 64)
+    keys = affine_vectors(layout_of(shape, "two", device), groups=5)
+    values = affine_vectors(layout_of(shape, "two levels", device, seed=3), seed=4)
+    query = torch.randn(4, 80, generator=torch.Generator().manual_seed(1)).to(dtype).to(device)
+    expected = attention_reference.packed_attention(query, keys, values, 0.1)
+    actual = attention_triton.packed_attention(query, keys, values, 0.1)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_attention_with_large_scores(device):
+    # Scores of several hundred overflow an exponential that does not subtract the maximum.
+    layout = layout_of((1, 200, 64, 16), "two levels", device)
+    keys, values = affine_vectors(layout), affine_vectors(layout, seed=1)
+    query = 60 * torch.randn(1, 64, generator=torch.Generator().manual_seed(1)).to(device)
+    expected = attention_reference.packed_attention(query, keys, values, 1.0)
+    assert float(expected[1].max()) > 200
+    actual = attention_triton.packed_attention(query, keys, values, 1.0)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
