@@ -1,0 +1,87 @@
+"""The attention family: how much attention a token gets, from blocks of recomputed attention weights."""
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from semkv_bench.errors import UsageError
+from semkv_bench.importance.base import Metric, Recorder
+from semkv_bench.importance.sources import AttentionCall, watch_attention
+
+__all__ = ["AttentionMetric"]
+
+# Bytes of one block of float32 weights: what a CPU's second-level caches hold, what keeps a GPU busy.
+_BLOCK_BYTES = {"cpu": 2 << 20, "cuda": 256 << 20}
+_LEAST_QUERIES = 16
+
+
+class AttentionRecorder(Recorder):
+    """Adds the weights of every block to one float32 number per metric, quantized layer and token."""
+
+    source = staticmethod(watch_attention)
+
+    def __init__(self, prompt, metrics):
+        super().__init__(prompt, metrics)
+        self._firsts = [metric.first_query(prompt.tokens) for metric in metrics]
+        self._received: list[dict[int, Tensor]] = [{} for _ in metrics]
+
+    def hear(self, layer: int, call: AttentionCall) -> None:
+        """One layer's attention call; its scored queries hand out their attention."""
+        if call.unmodelled:
+            names = ", ".join(metric.label for metric in self.metrics)
+            raise UsageError(f"{names}: attention with {', '.join(call.unmodelled)} is not supported")
+        prompt = self.prompt
+        begin, end = max(min(self._firsts), prompt.start), prompt.start + prompt.fresh
+        for received in self._received:
+            if layer not in received:
+                received[layer] = call.keys.new_zeros(prompt.tokens, dtype=torch.float32)
+        for position, weights in _blocks(call, begin, end, prompt.start):
+            for first, received in zip(self._firsts, self._received, strict=True):
+                counted = weights[:, max(0, first - position) :]
+                received[layer][: weights.shape[-1]] += counted.flatten(0, 1).sum(0) / len(weights)
+
+    def scores(self) -> list[Tensor]:
+        """See ``Recorder``."""
+        layers = self.prompt.loaded.shape.quantized_layers
+        return [torch.stack([received[layer].cpu() for layer in layers]) for received in self._received]
+
+
+class AttentionMetric(Metric):
+    """Attention that a token gets, summed over queries and averaged over a layer's query heads."""
+
+    recorder = AttentionRecorder
+
+    @abstractmethod
+    def first_query(self, tokens: int) -> int:
+        """Position of the first query that counts, of a prompt of which ``tokens`` are scored."""
+
+
+def _blocks(call: AttentionCall, begin: int, end: int, start: int) -> Iterator[tuple[int, Tensor]]:
+    """Softmax weights of the queries at positions ``begin`` to ``end``, a few queries at a time.
+
+    Yields the position of the first query and the float32 weights [heads, queries, keys], keys up to the
+    last query of the block. ``start`` is the position of the call's first query.
+    """
+    kv_heads, _, head_dim = call.keys.shape
+    group = call.queries.shape[0] // kv_heads
+    queries = (call.queries * call.scaling).unflatten(0, (kv_heads, group))
+    keys = call.keys.transpose(1, 2)
+    budget = _BLOCK_BYTES.get(call.keys.device.type, _BLOCK_BYTES["cuda"]) // (4 * kv_heads * group)
+    while begin < end:
+        count = min(_queries_in(budget, begin), end - begin)
+        last = begin + count
+        block = queries[:, :, begin - start : last - start].reshape(kv_heads, group * count, head_dim)
+        scores = torch.bmm(block, keys[:, :, :last]).float().view(kv_heads * group, count, last)
+        if call.softcap is not None:
+            scores = scores.div_(call.softcap).tanh_().mul_(call.softcap)
+        scores[..., begin:] += torch.full((count, count), -torch.inf, device=scores.device).triu_(1)
+        yield begin, scores.softmax(-1)
+        begin = last
+
+
+def _queries_in(budget: int, begin: int) -> int:
+    """The largest count with count * (begin + count) <= budget, but not less than ``_LEAST_QUERIES``."""
+    return max(_LEAST_QUERIES, (math.isqrt(begin * begin + 4 * budget) - begin) // 2)

@@ -1,0 +1,117 @@
+"""What an importance metric is: a name, and a recorder that follows one prefill."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from semkv_bench.errors import UsageError
+from semkv_bench.models import LoadedModel
+
+__all__ = ["Metric", "Prompt", "Recorder", "Source", "choices", "metric"]
+
+Source = Callable[[LoadedModel, Callable[..., None]], AbstractContextManager[None]]
+
+
+@dataclass
+class Prompt:
+    """The prompt under observation.
+
+    tokens: how many of its first tokens are scored; start: position of the first token of the current
+    forward call; seen: tokens of all calls so far, the current one included.
+    """
+
+    loaded: LoadedModel
+    tokens: int
+    seed: int = 0
+    logits_dtype: torch.dtype | None = None
+    start: int = 0
+    seen: int = 0
+    chunks: list[Tensor] = field(default_factory=list)
+
+    def feed(self, ids: Tensor) -> None:
+        """A forward call begins with token ids [1, new]."""
+        if ids.shape[0] != 1:
+            raise ValueError(f"one prompt is observed at a time, not a batch of {ids.shape[0]}")
+        self.start, self.seen = self.seen, self.seen + ids.shape[1]
+        self.chunks.append(ids[0, : self.fresh])
+
+    @property
+    def fresh(self) -> int:
+        """Tokens of the current call that are scored; those after the first ``tokens`` are not."""
+        return max(0, min(self.seen, self.tokens) - self.start)
+
+    @property
+    def ids(self) -> Tensor:
+        """Token ids int64 of all scored tokens so far."""
+        return torch.cat(self.chunks)
+
+
+class Recorder(ABC):
+    """Turns what one source shows of the forward calls into the scores of the metrics of one family.
+
+    source: context manager that lets ``hear`` be called while a model runs; None if ids are enough.
+    """
+
+    source: ClassVar[Source | None] = None
+
+    def __init__(self, prompt: Prompt, metrics: Sequence[Any]):
+        self.prompt = prompt
+        self.metrics = metrics
+
+    def hear(self, *event: Any) -> None:
+        """Take in one event of the source."""
+        raise NotImplementedError(f"{type(self).__name__} names a source but does not hear it")
+
+    @abstractmethod
+    def scores(self) -> list[Tensor]:
+        """Scores of every metric, in their order: [quantized layers, tokens] or [1, tokens]."""
+
+
+class Metric(ABC):
+    """A model-internal score per token; larger is more important. Subclasses are frozen dataclasses.
+
+    A subclass states the whole idea in one function of its family. It is found by its ``name`` as soon
+    as its module is imported.
+    """
+
+    name: ClassVar[str]
+    recorder: ClassVar[type[Recorder]]
+    _by_name: ClassVar[dict[str, type["Metric"]]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "name" in cls.__dict__:
+            Metric._by_name[cls.name] = cls
+
+    @property
+    def label(self) -> str:
+        """The text that ``metric`` reads back."""
+        return self.name
+
+    @classmethod
+    def with_option(cls, option: str) -> "Metric":
+        """The metric with the option that follows a dash in its label; UsageError if it takes none."""
+        raise UsageError(f"importance metric {cls.name}-{option}: {cls.name} has no option")
+
+
+def choices() -> list[str]:
+    """Names of all metrics."""
+    return sorted(Metric._by_name)
+
+
+def metric(label: str) -> Metric:
+    """The metric that ``label`` names: ``key_norm``, ``attention_window``, ``attention_window-64``.
+
+    Raises:
+        UsageError: there is no such metric; the message lists the choices.
+    """
+    name, dash, option = str(label).partition("-")
+    if name not in Metric._by_name:
+        raise UsageError(f"no importance metric {label!r}; choose from {', '.join(choices())}")
+    found = Metric._by_name[name]
+    return found.with_option(option) if dash else found()

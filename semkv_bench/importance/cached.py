@@ -1,0 +1,43 @@
+"""The key/value family: scores from a token's own entries in the cache."""
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+
+from semkv_bench.importance.base import Metric, Recorder
+from semkv_bench.importance.sources import AttentionCall, watch_attention
+
+__all__ = ["CacheMetric"]
+
+
+class CacheRecorder(Recorder):
+    """Keeps one float32 number per metric, quantized layer and token."""
+
+    source = staticmethod(watch_attention)
+
+    def __init__(self, prompt, metrics):
+        super().__init__(prompt, metrics)
+        layers = prompt.loaded.shape.quantized_layers
+        self._found: list[dict[int, list[Tensor]]] = [{layer: [] for layer in layers} for _ in metrics]
+
+    def hear(self, layer: int, call: AttentionCall) -> None:
+        """One layer's attention call; its newest keys and values are scored."""
+        first = call.keys.shape[1] - call.queries.shape[1]
+        new = slice(first, first + self.prompt.fresh)
+        for metric, found in zip(self.metrics, self._found, strict=True):
+            found[layer].append(metric.score(call.keys[:, new], call.values[:, new]))
+
+    def scores(self) -> list[Tensor]:
+        """See ``Recorder``."""
+        return [torch.stack([torch.cat(parts).cpu() for parts in found.values()]) for found in self._found]
+
+
+class CacheMetric(Metric):
+    """A score from the key and value vectors that one layer caches for a token."""
+
+    recorder = CacheRecorder
+
+    @abstractmethod
+    def score(self, keys: Tensor, values: Tensor) -> Tensor:
+        """Keys (after rotary embedding) and values [kv_heads, tokens, head_dim] -> float32 [tokens]."""

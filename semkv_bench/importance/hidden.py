@@ -1,0 +1,52 @@
+"""The hidden-state family: scores from what enters and leaves each decoder layer."""
+
+from abc import abstractmethod
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from semkv_bench.importance.base import Metric, Recorder
+from semkv_bench.importance.sources import watch_layers
+
+__all__ = ["HiddenMetric"]
+
+
+class HiddenRecorder(Recorder):
+    """Keeps one float32 number per metric, layer and token."""
+
+    source = staticmethod(watch_layers)
+
+    def __init__(self, prompt, metrics):
+        super().__init__(prompt, metrics)
+        layers = prompt.loaded.shape.layers
+        self._found: list[list[list[Tensor]]] = [[[] for _ in range(layers)] for _ in metrics]
+
+    def hear(self, layer: int, before: Tensor, after: Tensor) -> None:
+        """Hidden states [new, hidden] around one layer."""
+        fresh = self.prompt.fresh
+        for metric, found in zip(self.metrics, self._found, strict=True):
+            found[layer].append(metric.score(before[:fresh], after[:fresh]))
+
+    def scores(self) -> list[Tensor]:
+        """See ``Recorder``."""
+        quantized = list(self.prompt.loaded.shape.quantized_layers)
+        results = []
+        for metric, found in zip(self.metrics, self._found, strict=True):
+            every = torch.stack([torch.cat(parts).cpu() for parts in found])
+            results.append(every.mean(0, keepdim=True) if metric.averaged else every[quantized])
+        return results
+
+
+class HiddenMetric(Metric):
+    """A score from the hidden state (residual stream) of a token around one layer.
+
+    averaged: the scores of all layers are averaged to [1, tokens]; otherwise every quantized layer has its own.
+    """
+
+    recorder = HiddenRecorder
+    averaged: ClassVar[bool] = False
+
+    @abstractmethod
+    def score(self, before: Tensor, after: Tensor) -> Tensor:
+        """Hidden states [tokens, hidden] that enter and leave a layer -> float32 [tokens]."""

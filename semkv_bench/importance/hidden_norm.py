@@ -1,0 +1,21 @@
+"""Size of a token's hidden state."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from semkv_bench.importance.hidden import HiddenMetric
+
+__all__ = ["HiddenNorm"]
+
+
+@dataclass(frozen=True)
+class HiddenNorm(HiddenMetric):
+    """Euclidean norm of the hidden state that enters the layer, the one its keys and values are made of."""
+
+    name = "hidden_norm"
+
+    def score(self, before: Tensor, after: Tensor) -> Tensor:
+        """See ``HiddenMetric``."""
+        return torch.linalg.vector_norm(before, dim=-1, dtype=torch.float32)

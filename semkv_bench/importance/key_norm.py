@@ -1,0 +1,25 @@
+"""Size of a token's keys."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from semkv_bench.importance.cached import CacheMetric
+
+__all__ = ["KeyNorm"]
+
+
+@dataclass(frozen=True)
+class KeyNorm(CacheMetric):
+    """Euclidean norm of a token's key, averaged over the layer's key heads.
+
+    A quantizer's error grows with the norm, and the attention scores take it up in proportion.
+    (Pruning methods read the same number the other way round and keep small keys; Devoto et al., 2024.)
+    """
+
+    name = "key_norm"
+
+    def score(self, keys: Tensor, values: Tensor) -> Tensor:
+        """See ``CacheMetric``."""
+        return torch.linalg.vector_norm(keys, dim=-1, dtype=torch.float32).mean(0)

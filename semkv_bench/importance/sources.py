@@ -1,0 +1,150 @@
+"""What a running model shows of itself: hidden states of its layers, attention calls, final states.
+
+Each source is a context manager that takes the model and a function to call; when it ends, also by an
+exception, the model is as it was before.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import Tensor, nn
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
+
+from semkv_bench.errors import UsageError
+from semkv_bench.models import LoadedModel
+
+__all__ = ["AttentionCall", "watch_attention", "watch_layers", "watch_output"]
+
+_OBSERVED = "+importance"
+_UNMODELLED = ("position_bias", "s_aux")  # arguments that change the weights in ways not followed here
+
+_hears: WeakKeyDictionary[nn.Module, Callable[[int, "AttentionCall"], None]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """One layer's attention over one forward call, after rotary embedding and cache.
+
+    queries [heads, new, head_dim]; keys and values [kv_heads, stored, head_dim], the new tokens last.
+    unmodelled: arguments of the call that change attention weights beyond scaling and soft-capping.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
+    scaling: float
+    softcap: float | None
+    unmodelled: tuple[str, ...]
+
+
+@contextmanager
+def watch_layers(loaded: LoadedModel, hear: Callable[[int, Tensor, Tensor], None]) -> Iterator[None]:
+    """``hear(layer, before, after)``: hidden states [new, hidden] that enter and leave each decoder layer."""
+
+    def hook(index: int) -> Callable[..., None]:
+        def heard(module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
+            before = args[0] if args else kwargs["hidden_states"]
+            after = output[0] if isinstance(output, tuple) else output
+            hear(index, before[0], after[0])
+
+        return heard
+
+    handles = []
+    try:
+        for index, layer in enumerate(_decoder_layers(loaded)):
+            handles.append(layer.register_forward_hook(hook(index), with_kwargs=True))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def watch_output(loaded: LoadedModel, hear: Callable[[Tensor], None]) -> Iterator[None]:
+    """``hear(hidden)``: final hidden states [new, hidden], after the last norm, as the head reads them."""
+    handle = loaded.model.base_model.register_forward_hook(lambda module, args, output: hear(output[0][0]))
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def watch_attention(loaded: LoadedModel, hear: Callable[[int, AttentionCall], None]) -> Iterator[None]:
+    """``hear(layer, call)`` after the attention of every layer that is quantized.
+
+    The model runs the attention function that it had; only the name it looks it up by is another.
+
+    Raises:
+        UsageError: the attention implementation is neither ``sdpa`` nor ``eager``.
+    """
+    decoder = loaded.model.get_decoder()
+    original = decoder.config._attn_implementation
+    if original not in ("sdpa", "eager"):
+        raise UsageError(
+            f"importance metrics of keys, values and attention need model.attention=sdpa or eager, not {original}"
+        )
+    quantized = set(loaded.shape.quantized_layers)
+    modules = [module for module in decoder.modules() if getattr(module, "layer_idx", None) in quantized]
+    observed = _register(original)
+    try:
+        _hears.update(dict.fromkeys(modules, hear))
+        decoder.set_attn_implementation(observed)
+        if decoder.config._attn_implementation != observed:
+            raise UsageError(
+                f"attention of {type(decoder).__name__} cannot be observed: it does not use transformers' interface"
+            )
+        yield
+    finally:
+        decoder.set_attn_implementation(original)
+        for module in modules:
+            _hears.pop(module, None)
+
+
+def _register(original: str) -> str:
+    """Make transformers know ``original`` under a second name that reports its calls; returns that name."""
+    name = original + _OBSERVED
+    if name not in ALL_ATTENTION_FUNCTIONS:
+        AttentionInterface.register(name, _reporting(original))
+        AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[original])
+    return name
+
+
+def _reporting(original: str) -> Callable[..., Any]:
+    def attention(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
+    ) -> Any:
+        # Each modeling file has an eager function of its own.
+        eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+        output = ALL_ATTENTION_FUNCTIONS.get_interface(original, eager)(
+            module, query, key, value, mask, **kwargs
+        )
+        hear = _hears.get(module)
+        if hear is not None:
+            scaling = kwargs.get("scaling")
+            call = AttentionCall(
+                queries=query[0],
+                keys=key[0],
+                values=value[0],
+                scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
+                softcap=kwargs.get("softcap"),
+                unmodelled=tuple(name for name in _UNMODELLED if kwargs.get(name) is not None),
+            )
+            hear(module.layer_idx, call)
+        return output
+
+    return attention
+
+
+def _decoder_layers(loaded: LoadedModel) -> nn.ModuleList:
+    layers = getattr(loaded.model.get_decoder(), "layers", None)
+    if layers is None:
+        raise UsageError(
+            f"importance metrics of hidden states do not know where {type(loaded.model).__name__} keeps its layers"
+        )
+    return layers

@@ -1,0 +1,21 @@
+"""Size of a token's values."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from semkv_bench.importance.cached import CacheMetric
+
+__all__ = ["ValueNorm"]
+
+
+@dataclass(frozen=True)
+class ValueNorm(CacheMetric):
+    """Euclidean norm of a token's value, averaged over the layer's value heads."""
+
+    name = "value_norm"
+
+    def score(self, keys: Tensor, values: Tensor) -> Tensor:
+        """See ``CacheMetric``."""
+        return torch.linalg.vector_norm(values, dim=-1, dtype=torch.float32).mean(0)
