@@ -14,8 +14,8 @@ What float16 cannot hold never becomes infinite or NaN:
 import torch
 from torch import Tensor
 
-from semkv_bench.kernels.cpu_chunks import for_token_chunks
 from semkv_bench.kernels.numerics import NonFiniteError, check_rows, finite_cast, to_float16
+from semkv_bench.kernels.token_chunks import for_token_chunks
 
 __all__ = ["affine_dequantize", "affine_quantize", "affine_quantize_dequantize"]
 

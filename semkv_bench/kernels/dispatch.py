@@ -4,6 +4,7 @@
 """
 
 import os
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
@@ -39,16 +40,15 @@ def backend(device: torch.device | str) -> str:
     wanted = os.environ.get(_VARIABLE, "")
     if wanted not in ("", "reference", "triton"):
         raise UsageError(f"{_VARIABLE}={wanted} is not known; use reference or triton, or leave it unset")
-    installed = find_spec("triton") is not None
     if wanted == "triton":
-        if not installed:
+        if not _has_triton():
             raise MissingError(f"{_VARIABLE}=triton, but triton is not installed: pip install triton")
         if not on_gpu and os.environ.get("TRITON_INTERPRET") != "1":
             raise UsageError(
                 f"{_VARIABLE}=triton needs a GPU (or TRITON_INTERPRET=1, which is slow); unset it on a CPU"
             )
         return "triton"
-    return "triton" if on_gpu and installed and wanted != "reference" else "reference"
+    return "triton" if on_gpu and wanted != "reference" and _has_triton() else "reference"
 
 
 def affine_quantize(x: Tensor, levels: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -95,6 +95,11 @@ def packed_attention(
 ) -> tuple[Tensor, Tensor]:
     """See ``attention_reference.packed_attention``."""
     return _module("attention", query).packed_attention(query, keys, values, softmax_scale)
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
 
 
 def _module(family: str, x: Tensor) -> ModuleType:

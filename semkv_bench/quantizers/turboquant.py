@@ -10,8 +10,8 @@ from torch import Tensor
 from semkv_bench import kernels
 from semkv_bench.errors import UsageError
 from semkv_bench.kernels import CodebookTables
-from semkv_bench.kernels.cpu_chunks import for_token_chunks
 from semkv_bench.kernels.numerics import check_rows, finite_cast
+from semkv_bench.kernels.token_chunks import for_token_chunks
 from semkv_bench.quantizers.base import Coder, Encoded, Quantizer, token_levels
 from semkv_bench.quantizers.codebook import lloyd_max
 from semkv_bench.quantizers.rotation import check_rotation, random_rotation

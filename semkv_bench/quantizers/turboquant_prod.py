@@ -60,7 +60,8 @@ class TurboQuantProdCoder(TurboQuantCoder):
 
     def __init__(self, rotation: Tensor, projection: Tensor, device: torch.device | str = "cpu") -> None:
         super().__init__(rotation, device)
-        self._projection = projection.float().to(self.device)
+        self._projection = projection.to(self.device)
+        self._projection32 = self._projection.float()
         self._gain = math.sqrt(math.pi / 2) / self.head_dim
 
     def rotated_values(self, y: Tensor, levels: Tensor) -> Tensor:
@@ -88,11 +89,11 @@ class TurboQuantProdCoder(TurboQuantCoder):
         return finite_cast(self.rotate_back(refined), dtype)
 
     def _sketch(self, residual: Tensor) -> tuple[Tensor, Tensor]:
-        norm = to_float16(
-            torch.linalg.vector_norm(residual, dim=-1, keepdim=True, dtype=torch.float64).float()
-        )
-        return residual @ self._projection.T >= 0, norm
+        # In float64, for the same reason as the rotation: no sign should hang on the order of a sum.
+        exact = residual.double()
+        norm = torch.linalg.vector_norm(exact, dim=-1, keepdim=True)
+        return exact @ self._projection.T >= 0, to_float16(norm.float())
 
     def _refine(self, coarse: Tensor, positive: Tensor, norm: Tensor) -> Tensor:
         signs = positive.float().mul_(2).sub_(1)
-        return torch.addcmul(coarse, signs @ self._projection, norm.float() * self._gain)
+        return torch.addcmul(coarse, signs @ self._projection32, norm.float() * self._gain)

@@ -1,0 +1,129 @@
+"""Memory bandwidth of the Triton kernels on this GPU, against a plain copy on the same GPU.
+
+Every figure is the bytes a kernel must read and write, once, over the median time of a launch; a copy
+of a large tensor gives the ceiling. Attention over packed blocks is timed against torch's attention over
+the same cache in 16 bits. ``python benchmarks/kernel_bandwidth.py --help``.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from semkv_bench import kernels
+from semkv_bench.device import describe
+from semkv_bench.kernels import PackedLayout, PackedVectors, total_nbytes
+from semkv_bench.quantizers.turboquant import codebook_tables
+
+SETTINGS = 12
+LEVELS = [16, 12, 10, 8, 7, 6, 5, 4, 3, 2, 3, 4]
+
+
+def nbytes(*tensors: Tensor) -> int:
+    """Bytes of these tensors together."""
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def milliseconds(call: Callable[[], object], device: torch.device) -> float:
+    """Median time of a call."""
+    if device.type == "cuda":
+        from triton.testing import do_bench
+
+        return do_bench(call, warmup=50, rep=200, return_mode="median")
+    call()  # the interpreter: only to see that everything runs
+    return float("nan")
+
+
+def coding(heads: int, tokens: int, head_dim: int, device: torch.device) -> dict[str, tuple[Callable, int]]:
+    """Calls that code vectors under twelve settings, and the bytes each moves."""
+    x = torch.randn(heads, tokens, head_dim, dtype=torch.float16, device=device)
+    y, out = x.float(), x.new_empty(SETTINGS, heads, tokens, head_dim)
+    rotated = y.new_empty(SETTINGS, heads, tokens, head_dim)
+    levels = torch.tensor(LEVELS, device=device)[:, None]
+    tables = codebook_tables(head_dim, 16, device)
+    codes, scale, zero = kernels.affine_quantize(x, levels, head_dim)
+    return {
+        "affine values": (
+            lambda: kernels.affine_quantize_dequantize(x, levels, head_dim, out),
+            nbytes(x, out),
+        ),
+        "affine codes": (lambda: kernels.affine_quantize(x, levels, head_dim), nbytes(x, codes, scale, zero)),
+        "codebook values": (
+            lambda: kernels.codebook_quantize_dequantize(y, levels, tables, rotated),
+            nbytes(y, rotated),
+        ),
+        "codebook codes": (lambda: kernels.codebook_quantize(y, levels, tables), nbytes(y, codes, zero)),
+    }
+
+
+def packed(heads: int, tokens: int, head_dim: int, device: torch.device) -> dict[str, tuple[Callable, int]]:
+    """Calls on a cache of 25 % of tokens at six levels and the rest at five, and the bytes each moves."""
+    levels = torch.where(torch.arange(tokens) % 4 == 0, 6, 5).to(device)
+    layout = PackedLayout.build(levels, heads, head_dim)
+    x = torch.randn(heads, tokens, head_dim, dtype=torch.float16, device=device)
+    codes, scale, zero = kernels.affine_quantize(x, levels[None], head_dim)
+    vectors = PackedVectors(layout, kernels.pack(codes[0], layout), scale[0], zero)
+    query = torch.randn(4 * heads, head_dim, dtype=torch.float16, device=device)
+    group = query.view(1, 4 * heads, 1, head_dim)
+    attend = torch.nn.functional.scaled_dot_product_attention
+    cache = total_nbytes([vectors])
+    return {
+        "pack": (lambda: kernels.pack(codes[0], layout), codes[0].nbytes + vectors.words.nbytes),
+        "unpack values": (lambda: kernels.unpack_dequantize(vectors, torch.float16), cache + x.nbytes),
+        "attention, packed": (lambda: kernels.packed_attention(query, vectors, vectors, 0.1), 2 * cache),
+        "attention, torch in 16 bits": (
+            lambda: attend(group, x[None], x[None], enable_gqa=True),
+            2 * x.nbytes,
+        ),
+    }
+
+
+def main() -> int:
+    """Measure and write the outcome; 3 if there is nothing to measure on."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--heads", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=32_768)
+    parser.add_argument("--head-dims", type=int, nargs="+", default=[64, 128, 256])
+    parser.add_argument("--out", type=Path, default=Path("results/benchmarks/kernel_bandwidth.json"))
+    options = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if kernels.backend(device) != "triton":
+        print("no GPU here: this benchmark needs one that Triton can use", file=sys.stderr)
+        return 3
+    source = torch.empty(1 << (30 if device.type == "cuda" else 10), dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    copied = 2 * source.nbytes / milliseconds(lambda: target.copy_(source), device) / 1e6
+    rows = []
+    for head_dim in options.head_dims:
+        shape = (options.heads, options.tokens, head_dim)
+        for name, (call, moved) in {**coding(*shape, device), **packed(*shape, device)}.items():
+            elapsed = milliseconds(call, device)
+            speed = moved / elapsed / 1e6
+            rows.append(
+                {
+                    "kernel": name,
+                    "head_dim": head_dim,
+                    "ms": round(elapsed, 4),
+                    "gb_per_s": round(speed, 1),
+                    "of_copy": round(speed / copied, 3),
+                }
+            )
+            print(rows[-1], flush=True)
+    outcome = {
+        "what": "bytes that must move over the median time of a launch; of_copy is relative to a copy",
+        "machine": describe(device),
+        "shape": {"heads": options.heads, "tokens": options.tokens, "settings": SETTINGS},
+        "copy_gb_per_s": round(copied, 1),
+        "kernels": rows,
+    }
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(outcome, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
