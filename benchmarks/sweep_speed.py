@@ -11,8 +11,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-from transformers import DynamicCache
+from stock import stock_generate
 
 from semkv_bench.device import describe
 from semkv_bench.engine import Engine, Request
@@ -36,32 +35,6 @@ class Timing:
     prompt_tokens: int = 0
 
 
-@torch.inference_mode()
-def plain_loop(loaded: LoadedModel, request: Request, settings: list[Setting]) -> list[list[int]]:
-    """One prefill and one ``generate`` per setting."""
-    model, ids = loaded.model, torch.tensor([request.input_ids], device=loaded.device)
-    answers = []
-    for setting in settings:
-        cache = DynamicCache(config=model.config)
-        model(input_ids=ids[:, :-1], use_cache=True, logits_to_keep=1, **{loaded.cache_keyword: cache})
-        if setting.keys is not None:
-            levels = torch.tensor([[setting.keys.allocation.count]])
-            for layer in cache.layers:
-                coder = setting.keys.quantizer.coder(layer.keys.shape[-1])
-                layer.keys = coder.quantize_dequantize(layer.keys[0], levels)
-                layer.values = coder.quantize_dequantize(layer.values[0], levels)
-        out = model.generate(
-            ids,
-            max_new_tokens=request.max_new_tokens,
-            do_sample=False,
-            eos_token_id=sorted(request.stop_ids),
-            **{loaded.cache_keyword: cache},
-        )
-        tokens = out[0, ids.shape[1] :].tolist()
-        answers.append(tokens[:-1] if tokens[-1] in request.stop_ids else tokens)
-    return answers
-
-
 def measure(loaded: LoadedModel, length: int, prompts: int, settings: list[Setting]) -> Timing:
     """Both ways on ``prompts`` prompts of about ``length`` tokens; a warm-up of each comes first."""
     examples = Synthetic(length=length).examples(loaded.tokenizer, seeds=[0], per_task=prompts)
@@ -73,7 +46,7 @@ def measure(loaded: LoadedModel, length: int, prompts: int, settings: list[Setti
         start = time.perf_counter()
         together = engine.run(request, settings)
         middle = time.perf_counter()
-        apart = plain_loop(loaded, request, settings)
+        apart = [stock_generate(loaded, request, setting)[0] for setting in settings]
         end = time.perf_counter()
         if number == 0:
             continue

@@ -1,0 +1,41 @@
+"""The plain way that the benchmarks compare against: stock transformers, one setting at a time."""
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from semkv_bench.engine import Request
+from semkv_bench.models import LoadedModel
+from semkv_bench.settings import Setting
+
+
+@torch.inference_mode()
+def stock_generate(
+    loaded: LoadedModel, request: Request, setting: Setting, logits: bool = False
+) -> tuple[list[int], tuple[Tensor, ...]]:
+    """One prefill into a ``DynamicCache``, its keys and values quantized in place, and one ``generate``.
+
+    Returns the new tokens without the stop token and, where asked for, the logits of every step [1, vocabulary].
+    """
+    model, ids = loaded.model, torch.tensor([list(request.input_ids)], device=loaded.device)
+    cache = DynamicCache(config=model.config)
+    model(input_ids=ids[:, :-1], use_cache=True, logits_to_keep=1, **{loaded.cache_keyword: cache})
+    if setting.keys is not None:
+        levels = torch.tensor([[setting.keys.allocation.count]])
+        for layer in cache.layers:
+            coder = setting.keys.quantizer.coder(layer.keys.shape[-1])
+            layer.keys = coder.quantize_dequantize(layer.keys[0], levels)
+            layer.values = coder.quantize_dequantize(layer.values[0], levels)
+    out = model.generate(
+        ids,
+        # Without it, generate would take the chat template's end marks for padding.
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=request.max_new_tokens,
+        do_sample=False,
+        eos_token_id=sorted(request.stop_ids),
+        return_dict_in_generate=True,
+        output_logits=logits,
+        **{loaded.cache_keyword: cache},
+    )
+    tokens = out.sequences[0, ids.shape[1] :].tolist()
+    return (tokens[:-1] if tokens[-1] in request.stop_ids else tokens), (out.logits or ())
