@@ -1,0 +1,128 @@
+"""Holm, verdicts, sample size, and exact paired tests against numbers worked out by hand."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from planted_records import by_setting, planted, records
+from scipy import stats
+
+from semkv_bench.stats import StatsOptions, analyze, exact_mcnemar
+from semkv_bench.stats.equivalence import holm
+from semkv_bench.stats.operating_point import clusters_to_confirm
+from semkv_bench.stats.runaway import paired_counts
+
+
+def test_holm_by_hand():
+    # 0.01 * 4, max(0.04, 0.02 * 3), max(0.06, 0.03 * 2), max(0.06, 0.04 * 1)
+    assert holm([0.03, 0.01, 0.04, 0.02]).tolist() == pytest.approx([0.06, 0.04, 0.06, 0.06])
+    assert holm([0.6, 0.7]).tolist() == [1.0, 1.0]
+    assert holm([]).tolist() == []
+
+
+def test_exact_mcnemar_by_hand():
+    # two-sided: 2 * (C(9,0) + C(9,1)) / 2^9
+    assert exact_mcnemar(8, 1) == 20 / 512 == 0.0390625
+    assert exact_mcnemar(1, 8) == exact_mcnemar(8, 1)
+    assert exact_mcnemar(0, 0) == 1.0
+    assert exact_mcnemar(3, 0) == 0.25
+
+
+def test_counts_leave_out_ties_and_missing_pairs():
+    setting = np.array([0.0, 1.0, 0.5, 0.5, np.nan])
+    reference = np.array([1.0, 1.0, 0.25, 0.5 + 1e-15, 1.0])
+    assert paired_counts(setting, reference) == (1, 1)
+
+
+def test_200_items_8_worse_1_better():
+    full = np.r_[np.ones(199), 0]
+    low = np.r_[np.zeros(8), np.ones(192)]
+    row = by_setting(analyze(records({"full": full, "L4": low}), StatsOptions(resamples=100)))["L4"]
+    assert (row["n_worse"], row["n_better"], row["p_mcnemar"]) == (8, 1, 0.0390625)
+    assert row["diff"] == pytest.approx(-7 / 200)
+    assert row["detectable"] is True
+    assert row["verdict"] == "inconclusive"
+
+
+def test_ten_ties_are_inconclusive_and_say_what_would_settle_it():
+    ones = np.ones(10)
+    report = analyze(
+        records({"full": ones, "L8": ones, "L4": ones, "L2": 0 * ones}), StatsOptions(resamples=100)
+    )
+    rows = by_setting(report)
+    assert rows["L2"]["verdict"] == "degraded"
+    for name in ("L8", "L4"):
+        assert rows[name]["verdict"] == "inconclusive"
+        assert rows[name]["detectable"] is False
+    # of three p-values none is below that of the ties, so Holm multiplies by 3
+    needed = rows["L8"]["n_needed"]
+
+    def p(n):
+        return stats.t.sf(0.03 * np.sqrt((n + 1) * (n + 2) / 2), n + 1)
+
+    assert 3 * p(needed) < 0.05
+    assert abs(needed - next(n for n in range(10, 999) if 3 * p(n) < 0.05)) <= 1
+
+
+def test_the_size_named_settles_it():
+    def report(n):
+        ones = np.ones(n)
+        return analyze(records({"full": ones, "L8": ones, "L2": 0 * ones}), StatsOptions(resamples=100))
+
+    needed = by_setting(report(30))["L8"]["n_needed"]
+    assert by_setting(report(needed - 2))["L8"]["verdict"] == "inconclusive"
+    assert by_setting(report(needed + 1))["L8"]["verdict"] == "equivalent"
+
+
+def test_reference_that_scores_nothing_is_insensitive(quick):
+    frame = planted(2)
+    frame["score"] = 0.0
+    report = analyze(frame, quick)
+    assert {row["verdict"] for row in report["settings"]} == {"reference", "insensitive"}
+    assert report["operating_point"] is None
+    assert report["cliff"]["status"] == "undetermined"
+    assert report["assay"]["reference_above_chance"] is False
+
+
+def test_reference_at_chance_is_insensitive_even_if_settings_fall(quick):
+    frame = planted(2)
+    chance = {f"task{i}": 0.75 for i in range(3)}
+    report = analyze(frame, quick, chance=chance)
+    assert {row["verdict"] for row in report["settings"]} == {"reference", "insensitive"}
+    assert analyze(frame, quick, chance=dict.fromkeys(chance, 0.4))["assay"]["sensitive"]
+
+
+def test_floor_is_within_the_margin_yet_below(quick):
+    rng = np.random.default_rng(3)
+    full = np.full(900, 0.5)
+    slight = full - 0.01 + 0.02 * rng.standard_normal(900)
+    rows = by_setting(analyze(records({"full": full, "L8": slight, "L2": 0 * full}), quick))
+    assert rows["L8"]["verdict"] == "floor"
+    assert rows["L8"]["detectable"] is True
+    assert -0.03 < rows["L8"]["equivalence_ci"][0] < rows["L8"]["diff_ci"][1] < 0
+
+
+def test_a_gain_beyond_the_margin_is_not_degraded(quick):
+    full = np.r_[np.ones(100), np.zeros(100)]
+    rows = by_setting(analyze(records({"full": full, "L8": np.ones(200), "L2": 0 * full}), quick))
+    assert rows["L8"]["verdict"] == "inconclusive"
+    assert rows["L8"]["n_needed"] is None
+    assert rows["L8"]["detectable"] is True
+
+
+def test_repeat_of_the_reference_is_the_noise_floor(quick):
+    frame = planted(2)
+    again = frame[frame.setting == "full"].assign(setting="full-repeat", kind="full")
+    frame = frame.assign(kind=np.where(frame.setting == "full", "full", "uniform"))
+    report = analyze(pd.concat([frame, again]), quick)
+    assert report["noise_floor"]["diff"] == 0
+    assert report["noise_floor"]["n_worse"] == 0
+    plain = by_setting(analyze(frame, quick))
+    assert by_setting(report)["L16"]["p_equivalence"] == plain["L16"]["p_equivalence"]
+
+
+def test_clusters_to_confirm_is_where_ties_can_pass():
+    n = clusters_to_confirm(StatsOptions())
+    assert n == 77
+    for size, passes in ((n - 1, False), (n, True)):
+        p = stats.t.sf(0.03 / np.sqrt(2 / ((size + 1) * (size + 2))), size + 1)
+        assert (p < 0.05) is np.bool_(passes)

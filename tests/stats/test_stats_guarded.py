@@ -1,0 +1,158 @@
+"""The deciding interval: hand-derived numbers, its limits, and its coverage in a small simulation."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from semkv_bench.stats.guarded import (
+    guarded_interval,
+    lower_side,
+    moments,
+    p_above,
+    p_below,
+    score_interval,
+    task_weights,
+    upper_side,
+)
+
+
+def sample(values, full=None, tasks=None, average="macro"):
+    x = np.asarray(values, dtype=float).reshape(len(values), -1)
+    stake = np.ones_like(x) if full is None else np.asarray(full, dtype=float).reshape(x.shape)
+    codes = np.zeros(len(x), dtype=int) if tasks is None else np.asarray(tasks)
+    return moments(x, stake, codes, average)
+
+
+def test_ties_give_exactly_plus_two():
+    # n ties, one pair at -1, one at +1: mean 0, s^2 = 2/(n+1), se = sqrt(2/((n+1)(n+2))), n+1 df.
+    low, high = guarded_interval(sample(np.zeros(100)), 0.90)
+    half = stats.t.ppf(0.95, 101) * math.sqrt(2 / (101 * 102))
+    assert high[0] == pytest.approx(half)
+    assert low[0] == pytest.approx(-half)
+    assert half == pytest.approx(0.024, abs=0.0015)
+
+
+def test_plain_moments_of_one_task():
+    x = [-1, 0, 0, 0.5, 0, 0, 0, 0]
+    m = sample(x)
+    assert m.mean[0] == pytest.approx(-1 / 16)
+    assert m.variance[0] == pytest.approx(np.var(x, ddof=1))
+    assert (m.n_eff[0], m.df[0], m.clusters[0]) == (pytest.approx(8), 7, 8)
+    assert m.differing[0] == pytest.approx(2)
+    assert m.spread[0] == pytest.approx((1 + 0.125) / (1 + 0.25))
+    # third central moment's unbiased estimate (k-statistic)
+    assert m.third[0] == pytest.approx(stats.kstat(x, 3))
+
+
+def test_lower_bound_by_hand():
+    # 40 of 100 pairs differ by 0.5 down and 0.5 up in equal number: past ENOUGH, so the guard is
+    # 1.5 pairs at -1 (scores 1 at stake) and one tie.
+    x = np.r_[np.full(20, -0.5), np.full(20, 0.5), np.zeros(60)]
+    side = lower_side(sample(x))
+    n, center = 102.5, -1.5 / 102.5
+    square = 40 * 0.25 + 100 * center**2 + 1.5 * (1 + center) ** 2 + center**2
+    assert side.center[0] == pytest.approx(center)
+    assert side.se[0] == pytest.approx(math.sqrt(square / ((n - 1) * n)))
+    assert side.df[0] == pytest.approx(101.5)
+
+
+def test_guard_scales_with_what_is_at_stake():
+    rng = np.random.default_rng(0)
+    x = 0.05 * rng.standard_normal(100)
+    much = guarded_interval(sample(x, np.full(100, 1.0)), 0.95)
+    little = guarded_interval(sample(x, np.full(100, 0.3)), 0.95)
+    assert much[0][0] < little[0][0] < x.mean()
+    assert much[1][0] == pytest.approx(little[1][0])
+    # where all pairs differ, the upper bound is Student's but for the skewness term and two ties
+    student = x.mean() + stats.t.ppf(0.975, 99) * x.std(ddof=1) / 10
+    assert little[1][0] == pytest.approx(student, abs=0.001)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_p_values_and_bounds_agree(seed):
+    rng = np.random.default_rng(seed)
+    x = np.where(rng.random((60, 4)) < 0.2, rng.uniform(-1, 0.3, (60, 4)), 0)
+    m = sample(x)
+    low, high = guarded_interval(m, 0.90)
+    for k in range(4):
+        assert p_above(m, low[k])[k] == pytest.approx(0.05, abs=1e-9)
+        assert p_below(m, high[k])[k] == pytest.approx(0.05, abs=1e-9)
+    assert (p_below(m, 0.5) < p_below(m, 0.1)).all()
+
+
+def test_upper_bound_grows_with_t():
+    x = np.r_[-1, -1, np.full(5, -0.02), np.zeros(13)]
+    side = upper_side(sample(x))
+    positions = np.array([side.at(np.array([t]))[0] for t in np.linspace(-8, 8, 400)])
+    assert (np.diff(positions) > 0).all()
+
+
+def test_macro_average_is_the_mean_of_task_means_and_guards_once():
+    x = np.r_[-1, 0, np.zeros(8)]
+    tasks = np.r_[0, 0, np.ones(8, int)]
+    assert sample(x, tasks=tasks).mean[0] == pytest.approx(-0.25)
+    assert sample(x, tasks=tasks, average="micro").mean[0] == pytest.approx(-0.1)
+    # the same ten ties in one task or in five equal tasks: the same guard, hence nearly the same interval
+    one = guarded_interval(sample(np.zeros(100)), 0.9)
+    five = guarded_interval(sample(np.zeros(100), tasks=np.arange(100) % 5), 0.9)
+    assert five[1][0] == pytest.approx(one[1][0], rel=0.01)
+
+
+def test_small_tasks_weigh_on_the_guard():
+    sizes = np.repeat([0, 1, 2], [5, 20, 100])
+    m = sample(np.zeros(125), tasks=sizes)
+    w = np.repeat([1 / 15, 1 / 60, 1 / 300], [5, 20, 100])
+    assert m.n_eff[0] == pytest.approx((w**3).sum() ** -0.5)
+    assert guarded_interval(m, 0.9)[1][0] > 2 * guarded_interval(sample(np.zeros(125)), 0.9)[1][0]
+
+
+def test_tasks_of_one_cluster_have_the_overall_variance():
+    x = [-1.0, 0.0, 0.5, 0.0]
+    m = sample(x, tasks=[0, 1, 2, 3])
+    assert m.variance[0] == pytest.approx(np.var(x, ddof=1))
+    assert m.df[0] == 3
+    assert np.isfinite(guarded_interval(sample([0.3]), 0.95)[0]).all()
+
+
+def test_weights_leave_out_absent_tasks():
+    counts = np.array([[2.0, 0.0], [6.0, 3.0]])
+    assert task_weights(counts, "macro").tolist() == [[0.5, 0.0], [0.5, 1.0]]
+    assert task_weights(counts, "micro").tolist() == [[0.25, 0.0], [0.75, 1.0]]
+
+
+def test_score_interval_by_hand():
+    # ten of ten right, one made-up 0 and 1: mean 11/12, squares 11*(1/12)^2 + (11/12)^2
+    low, high = score_interval(sample(np.ones(10)), 0.95)
+    se = math.sqrt((11 / 144 + 121 / 144) / (11 * 12))
+    assert low[0] == pytest.approx(11 / 12 - stats.t.ppf(0.975, 11) * se)
+    assert high[0] > 1
+
+
+SHAPES = {
+    "whole scores lost, 5 %": lambda rng, s: (np.ones(s), -(rng.random(s) < 0.05).astype(float)),
+    "whole scores lost, 10 %": lambda rng, s: (np.ones(s), -(rng.random(s) < 0.10).astype(float)),
+    "small noise": lambda rng, s: (np.full(s, 0.3), 0.05 * rng.standard_normal(s)),
+    "noise and losses": lambda rng, s: (
+        np.full(s, 0.3),
+        np.where(rng.random(s) < 0.05, -0.3, 0.05 * rng.standard_normal(s)),
+    ),
+}
+TRUE = dict(zip(SHAPES, (-0.05, -0.10, 0.0, -0.015), strict=True))
+
+
+@pytest.mark.parametrize("clusters", [50, 100, 300])
+@pytest.mark.parametrize("shape", list(SHAPES))
+def test_coverage(shape, clusters):
+    full, difference = SHAPES[shape](np.random.default_rng(clusters), (clusters, 4000))
+    m = moments(difference, full, np.arange(clusters) % 3, "macro")
+    low, high = guarded_interval(m, 0.95)
+    coverage = ((low <= TRUE[shape]) & (TRUE[shape] <= high)).mean()
+    # four standard errors of the simulation are 0.014
+    assert coverage > 0.935
+    if (np.abs(difference) > 0).sum(axis=0).mean() >= 20:
+        assert coverage < 0.985
+    if shape != "small noise":
+        wrong = (p_above(m, TRUE[shape]) < 0.05).mean()
+        assert wrong < 0.085  # one step of the discrete count may pass 0.05, see the calibration

@@ -1,0 +1,195 @@
+"""Pairing, clusters and repeats: what counts as evidence, and what may not change a report."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planted_records import by_setting, planted, records
+
+from semkv_bench.errors import UsageError
+from semkv_bench.stats import StatsOptions, analyze
+from semkv_bench.stats.bootstrap import percentile_interval, resample_means
+
+FEW = StatsOptions(resamples=100)
+BOOKKEEPING = ("n_repeats_collapsed", "n_examples_recorded")
+
+
+def seeded(frame: pd.DataFrame, seeds: int, generator: int = 0) -> pd.DataFrame:
+    """The examples under several seeds, each with scores of its own."""
+    rng = np.random.default_rng(generator)
+    parts = []
+    for seed in range(seeds):
+        part = frame.assign(seed=seed)
+        part["score"] = np.round(rng.random(len(part)) * part["score"], 3)
+        parts.append(part)
+    return pd.concat(parts, ignore_index=True)
+
+
+@st.composite
+def frames(draw):
+    examples = draw(st.integers(2, 12))
+    levels = draw(st.lists(st.sampled_from([8, 6, 5, 4, 2]), min_size=1, max_size=3, unique=True))
+    score = st.sampled_from([0.0, 0.25, 0.5, 1.0])
+    values = st.lists(score, min_size=examples, max_size=examples)
+    scores = {name: draw(values) for name in ["full", *(f"L{level}" for level in levels)]}
+    tasks = [f"t{draw(st.integers(0, 2))}" for _ in range(examples)]
+    return records(scores, tasks)
+
+
+def text(report: dict) -> str:
+    return json.dumps({k: v for k, v in report.items() if k not in BOOKKEEPING}, allow_nan=False)
+
+
+@settings(max_examples=40, deadline=None)
+@given(frames(), st.randoms(use_true_random=False))
+def test_row_order_changes_no_bit(frame, random):
+    order = list(range(len(frame)))
+    random.shuffle(order)
+    assert text(analyze(frame, FEW)) == text(analyze(frame.iloc[order], FEW))
+
+
+@settings(max_examples=40, deadline=None)
+@given(frames(), st.randoms(use_true_random=False))
+def test_names_of_examples_change_no_bit(frame, random):
+    names = [f"x{i}" for i in range(frame["example_id"].nunique())]
+    random.shuffle(names)
+    renamed = frame.assign(example_id=frame["example_id"].map(dict(enumerate(names))))
+    assert text(analyze(frame, FEW)) == text(analyze(renamed, FEW))
+
+
+@settings(max_examples=40, deadline=None)
+@given(frames(), st.integers(1, 3), st.integers(1, 2))
+def test_repeating_a_seed_changes_no_bit(frame, seeds, copies):
+    frame = seeded(frame, seeds)
+    again = [frame[frame.seed == 0].assign(seed=10 + k) for k in range(copies)]
+    repeated = analyze(pd.concat([frame, *again]), FEW)
+    once = analyze(frame, FEW)
+    assert text(once) == text(repeated)
+    rows = int((frame.setting == "full").sum() / seeds)
+    assert repeated["n_repeats_collapsed"] == once["n_repeats_collapsed"] + copies * rows
+
+
+@settings(max_examples=40, deadline=None)
+@given(frames())
+def test_bounds_contain_the_difference_and_lie_on_the_scale(frame):
+    for row in analyze(frame, FEW)["settings"][1:]:
+        low, high = row["diff_ci"]
+        assert -1 <= low <= row["diff"] <= high <= 1
+        assert low <= row["equivalence_ci"][0] <= row["equivalence_ci"][1] <= high
+        assert 0 <= row["score_ci"][0] <= row["score"] <= row["score_ci"][1] <= 1
+        assert row["p_equivalence"] >= row["p_equivalence_raw"]
+
+
+def test_seeds_and_turns_are_one_cluster():
+    frame = seeded(planted(2, 30), 3)
+    frame["prompt_hash"] = frame["seed"].astype(str)
+    turns = pd.concat([frame.assign(turn=0), frame.assign(turn=1, score=frame["score"] / 2)])
+    report = analyze(turns, FEW)
+    assert report["n_clusters"] == 30
+    assert report["n_examples"] == report["n_examples_recorded"] == 180
+    row = by_setting(report)["L8"]
+    wide = turns.pivot_table(index=["task", "example_id"], columns="setting", values="score")
+    expected = (wide["L8"] - wide["full"]).groupby("task").mean().mean()
+    assert row["diff"] == pytest.approx(expected)
+    assert row["score"] == pytest.approx(wide["L8"].groupby("task").mean().mean())
+
+
+def test_more_seeds_do_not_narrow_the_interval_of_equal_outcomes():
+    frame = planted(2, 60)
+    thrice = pd.concat([frame.assign(seed=s) for s in range(3)])
+    one, three = analyze(frame, FEW), analyze(thrice, FEW)
+    assert three["n_examples"] == one["n_examples"] == 60
+    assert three["n_repeats_collapsed"] == 120
+    assert by_setting(one)["L4"]["diff_ci"] == by_setting(three)["L4"]["diff_ci"]
+
+
+def test_predictions_tell_seeds_apart():
+    frame = pd.concat([planted(2, 20).assign(seed=s) for s in range(2)])
+    frame["prediction"] = frame["seed"].map({0: "a", 1: "b"})
+    assert analyze(frame, FEW)["n_examples"] == 40
+    frame["prediction"] = "a"
+    assert analyze(frame, FEW)["n_examples"] == 20
+
+
+def test_averages():
+    full = np.ones(10)
+    frame = records({"full": full, "L4": np.r_[0, 0, np.ones(8)]}, ["a"] * 2 + ["b"] * 8)
+    assert by_setting(analyze(frame, FEW))["L4"]["diff"] == pytest.approx(-0.5)
+    micro = StatsOptions(resamples=100, average="micro")
+    assert by_setting(analyze(frame, micro))["L4"]["diff"] == pytest.approx(-0.2)
+    tasks = analyze(frame, FEW)["tasks"]
+    assert tasks["a"]["L4"]["diff"] == -1
+    assert tasks["b"]["L4"]["diff_ci"][0] < 0 < tasks["b"]["L4"]["diff_ci"][1]
+    assert tasks["a"]["full"] == {"score": 1.0, "diff": None, "diff_ci": [None, None], "n_clusters": 2}
+
+
+def test_partly_covered_settings_are_paired_where_they_can_be():
+    frame = planted(2, 60)
+    half = frame[~((frame.setting == "L4") & (frame.example_id < 30))]
+    report = analyze(half, FEW)
+    row = by_setting(report)["L4"]
+    own = frame[frame.example_id >= 30].pivot(index=["task", "example_id"], columns="setting", values="score")
+    assert row["n_clusters"] == row["n"] == 30
+    assert row["reference_score"] == pytest.approx(own["full"].groupby("task").mean().mean())
+    assert row["diff"] == pytest.approx(row["score"] - row["reference_score"])
+    assert report["warnings"] == ["L4 covers 30 of 60 examples"]
+
+
+def test_rows_without_a_partner():
+    frame = planted(2, 60)
+    frame = frame[~((frame.setting == "full") & (frame.example_id == 7))]
+    with pytest.raises(UsageError, match=r"1 of 60 rows without a partner.*example 7.*stats\.unpaired=drop"):
+        analyze(frame, FEW)
+    report = analyze(frame, StatsOptions(resamples=100, unpaired="drop"))
+    assert report["n_clusters"] == 59
+    assert by_setting(report)["L4"]["n_unpaired"] == 1
+
+
+def test_other_prompts_and_unread_caches_are_refused():
+    frame = planted(2, 20)
+    frame["prompt_hash"] = "p" + frame["example_id"].astype(str)
+    analyze(frame, FEW)
+    changed = frame.copy()
+    changed.loc[(changed.setting == "L4") & (changed.example_id == 3), "prompt_hash"] = "other"
+    with pytest.raises(UsageError, match=r"setting L4 answered another prompt than full .* example 3"):
+        analyze(changed, FEW)
+    frame["quantized_reads"] = np.where(frame.setting == "L6", 0, 5)
+    with pytest.raises(UsageError, match="setting L6 never read its quantized cache"):
+        analyze(frame, FEW)
+
+
+def test_runaways_are_paired_by_cluster():
+    full = np.ones(200)
+    runaway = {"full": [i == 199 for i in range(200)], "L4": [i < 8 for i in range(200)]}
+    frame = records({"full": full, "L4": full}, runaway=runaway, kl={"full": [0] * 200, "L4": [0.5] * 200})
+    row = by_setting(analyze(frame, FEW))["L4"]
+    assert row["runaway_p"] == 0.0390625
+    assert row["runaway_rate"] == pytest.approx(0.04)
+    assert row["kl"] == pytest.approx(0.5)
+    assert row["top1_agreement"] is None
+    twice = pd.concat([frame.assign(seed=s, prediction=str(s)) for s in range(2)])
+    assert by_setting(analyze(twice, FEW))["L4"]["runaway_p"] == 0.0390625
+
+
+def test_bootstrap_against_the_known_spread():
+    x = np.r_[np.ones(25), np.zeros(75)][:, None]
+    means = resample_means(x, np.zeros(100, int), "macro", 20_000, 0)
+    # binomial: standard deviation sqrt(0.25 * 0.75 / 100), 2.5 % point 17, 97.5 % point 34
+    assert means.std() == pytest.approx(np.sqrt(0.25 * 0.75 / 100), rel=0.03)
+    low, high = percentile_interval(means, 0.95)
+    assert (low[0], high[0]) == (pytest.approx(0.17, abs=0.01), pytest.approx(0.335, abs=0.011))
+    assert np.array_equal(means, resample_means(x, np.zeros(100, int), "macro", 20_000, 0))
+
+
+def test_resamples_are_joint_and_stratified():
+    x = np.c_[np.arange(6.0), 2 * np.arange(6.0)]
+    x[0, 1] = np.nan
+    tasks = np.array([0, 0, 0, 1, 1, 1])
+    means = resample_means(np.c_[x[:, 0], 2 * x[:, 0]], tasks, "macro", 50, 1)
+    assert means[:, 1] == pytest.approx(2 * means[:, 0])
+    constant = np.repeat([1.0, 3.0], 3)[:, None]
+    assert resample_means(constant, tasks, "macro", 50, 1) == pytest.approx(np.full((50, 1), 2.0))
+    assert np.isfinite(resample_means(x, tasks, "macro", 500, 1)).all()
