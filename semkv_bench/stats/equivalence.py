@@ -54,11 +54,12 @@ def reference_moments(paired: PairedScores, average: str) -> Moments:
     return moments(scores, scores, paired.tasks, average)
 
 
-def judge(paired: PairedScores, options: StatsOptions, chance: float) -> Judgement:
+def judge(paired: PairedScores, options: StatsOptions, chance: float, *, adjust: bool = True) -> Judgement:
     """Test every setting against the reference and decide.
 
     ``chance`` is the average score that a guess without the prompt would reach. Repeats of the reference
-    (kind full) are judged, but belong to no family of tests.
+    (kind full) are judged, but belong to no family of tests. Without ``adjust`` every setting is tested at
+    ``alpha`` by itself, which is enough for a choice that other examples then confirm.
     """
     m = moments(paired.differences, paired.references["score"], paired.tasks, options.average)
     above = p_above(m, -options.margin)
@@ -67,7 +68,8 @@ def judge(paired: PairedScores, options: StatsOptions, chance: float) -> Judgeme
     p_diff = np.minimum(1.0, 2 * np.minimum(p_below(m, 0.0), p_above(m, 0.0)))
     family = np.array([info.kind != "full" for info in paired.settings])
     eq, deg = p_eq.copy(), p_deg.copy()
-    eq[family], deg[family] = holm(p_eq[family]), holm(p_deg[family])
+    if adjust:
+        eq[family], deg[family] = holm(p_eq[family]), holm(p_deg[family])
     detectable = p_diff < options.alpha
 
     shown = ["reference"]

@@ -54,8 +54,9 @@ def clusters_to_confirm(options: StatsOptions) -> int:
 def confirm(paired: PairedScores, options: StatsOptions, chance: float) -> tuple[dict | None, str | None]:
     """Choose on a seeded half of each task's clusters, test that one setting on the other half.
 
-    Returns the result and None, or None and the reason why there is no confirmation. The test on the second
-    half is a single one at ``alpha``; whether a loss could have been seen is judged on the first.
+    Returns the result and None, or None and the reason why there is no confirmation. The choice is made with
+    every setting tested at ``alpha`` by itself; what protects from a lucky choice is the second half, on which
+    only the chosen setting is tested, at ``alpha``. Whether a loss could have been seen is judged on the first.
     """
     first, second = _halves(paired.tasks, options.seed)
     need = clusters_to_confirm(options)
@@ -67,7 +68,7 @@ def confirm(paired: PairedScores, options: StatsOptions, chance: float) -> tuple
     chosen_on = paired.take(first)
     if np.isnan(chosen_on.measures["score"]).all(axis=0).any():
         return None, "one setting has no examples in the half used for choosing"
-    chosen = choose(chosen_on, judge(chosen_on, options, chance))
+    chosen = choose(chosen_on, judge(chosen_on, options, chance, adjust=False))
     if chosen is None:
         return None, "no setting is equivalent on the half used for choosing"
     rest = paired.take(second)

@@ -216,3 +216,10 @@ def test_report_keeps_its_contract(edge, quick):
 @pytest.mark.parametrize("edge", [None, -1, 3])
 def test_report_fits_the_published_schema(edge, quick):
     jsonschema.validate(analyze(planted(edge), quick), json.loads(OFFICIAL.read_text()))
+
+
+def test_confirmation_is_a_single_test_on_the_other_half(quick):
+    # 80 ties a half pass alpha alone, but not Holm's adjustment over seven settings
+    done = analyze(planted(3, 160), quick)["operating_point"]["confirmation"]
+    assert (done["setting"], done["confirmed"], done["clusters_to_test"]) == ("L5", True, 80)
+    assert 0.05 / 7 < done["p_equivalence"] < 0.05
