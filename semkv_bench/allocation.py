@@ -9,9 +9,12 @@ from torch import Tensor
 
 from semkv_bench.errors import UsageError
 from semkv_bench.grid import DELETED, FULL_PRECISION, Storage, check_levels, mix
+from semkv_bench.importance import metric
 from semkv_bench.quantizers import Quantizer
 
-__all__ = ["Allocation", "Prune", "TwoLevel", "Uniform", "top_tokens"]
+SHARED, PER_LAYER = "shared", "layer"
+
+__all__ = ["PER_LAYER", "SHARED", "Allocation", "Prune", "TwoLevel", "Uniform", "top_tokens"]
 
 
 def top_tokens(importance: Tensor, fraction: float) -> Tensor:
@@ -31,6 +34,7 @@ class Allocation(ABC):
 
     kind: ClassVar[str]
     metric: str | None = None
+    scope: str = SHARED
 
     @property
     @abstractmethod
@@ -72,16 +76,21 @@ class Uniform(Allocation):
 
 @dataclass(frozen=True)
 class TwoLevel(Allocation):
-    """The ``fraction`` most important tokens at ``high`` levels, the rest at ``low``; no token is dropped."""
+    """The ``fraction`` most important tokens at ``high`` levels, the rest at ``low``; no token is dropped.
+
+    scope: ``shared`` ranks a token once for all layers, ``layer`` ranks tokens in every layer anew.
+    """
 
     kind: ClassVar[str] = "mixed"
     high: int
     low: int
     fraction: float
     metric: str = "key_norm"
+    scope: str = SHARED
 
     def __post_init__(self) -> None:
         check_levels([self.high, self.low])
+        _check_metric(self.metric, self.scope)
         if self.low >= self.high:
             raise UsageError(f"allocation.low={self.low} must be below allocation.high={self.high}")
         _check_share("allocation.fraction", self.fraction)
@@ -89,7 +98,7 @@ class TwoLevel(Allocation):
     @property
     def label(self) -> str:
         """``L6/5@0.25:key_norm``."""
-        return f"L{self.high}/{self.low}@{self.fraction:g}:{self.metric}"
+        return f"L{self.high}/{self.low}@{self.fraction:g}:{_by(self.metric, self.scope)}"
 
     def levels(self, tokens: int, importance: Tensor | None = None) -> Tensor:
         """See ``Allocation``."""
@@ -105,19 +114,25 @@ class TwoLevel(Allocation):
 
 @dataclass(frozen=True)
 class Prune(Allocation):
-    """The ``keep`` most important tokens stay in 16 bits, all others are deleted."""
+    """The ``keep`` most important tokens stay in 16 bits, at their positions; all others are deleted."""
 
     kind: ClassVar[str] = "prune"
     keep: float
     metric: str = "key_norm"
+    scope: str = SHARED
 
     def __post_init__(self) -> None:
+        _check_metric(self.metric, self.scope)
         _check_share("allocation.keep", self.keep)
 
     @property
     def label(self) -> str:
         """``0.25:key_norm`` behind ``prune@``."""
-        return f"{self.keep:g}:{self.metric}"
+        return f"{self.keep:g}:{_by(self.metric, self.scope)}"
+
+    def kept(self, tokens: int) -> int:
+        """How many of ``tokens`` tokens stay."""
+        return round(self.keep * tokens)
 
     def levels(self, tokens: int, importance: Tensor | None = None) -> Tensor:
         """Pruning codes nothing; ``top_tokens`` says which tokens stay."""
@@ -126,6 +141,16 @@ class Prune(Allocation):
     def storage(self, quantizer: Quantizer | None, head_dim: int) -> Storage:
         """Cost per value of the unpruned cache: at keep=0.25, 4 bits."""
         return mix([(self.keep, FULL_PRECISION), (1 - self.keep, DELETED)])
+
+
+def _by(metric_label: str, scope: str) -> str:
+    return metric_label if scope == SHARED else f"{metric_label}:{scope}"
+
+
+def _check_metric(label: str, scope: str) -> None:
+    metric(label)
+    if scope not in (SHARED, PER_LAYER):
+        raise UsageError(f"allocation.scope={scope} must be {SHARED} or {PER_LAYER}")
 
 
 def _check_share(name: str, share: float) -> None:

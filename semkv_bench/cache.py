@@ -61,16 +61,14 @@ class RowLayer(CacheLayerMixin):
         )
         self.is_initialized = True
 
-    def prompt_views(
-        self, like_keys: torch.Tensor, like_values: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Writable views [rows, heads, tokens, dim] for a prompt of the shape of ``like_keys`` [1, heads, tokens, dim].
+    def take(self, tokens: int, like: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Count ``tokens`` tokens as stored and return writable views of them [rows, heads, tokens, head_dim].
 
-        The layer counts those tokens as stored and, from here on, as coded.
+        like: keys and values whose heads, head_dim, type and device the buffers have.
         """
         if not self.is_initialized:
-            self.lazy_initialization(like_keys, like_values)
-        self.length, self.coded = like_keys.shape[2], True
+            self.lazy_initialization(*like)
+        self.length = tokens
         return self.stored()
 
     def stored(self) -> tuple[torch.Tensor, torch.Tensor]:

@@ -3,15 +3,19 @@
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from semkv_bench.allocation import SHARED, Allocation, top_tokens
 from semkv_bench.cache import RowCache
 from semkv_bench.device import memory_total
 from semkv_bench.errors import SemkvError, UsageError
+from semkv_bench.importance import observe, shared
 from semkv_bench.models import LoadedModel, ModelShape
 from semkv_bench.quantizers import NonFiniteError
 from semkv_bench.settings import Coded, Setting
@@ -97,6 +101,9 @@ class Engine:
         self.rows = RowCache(loaded.model.config)
         self._row_limit = options.max_rows
         self._reference: Tensor | None = None
+        self._skipped = 0
+        self._scores: dict[str, Tensor] = {}
+        self._shared: dict[str, Tensor] = {}
 
     @torch.inference_mode()
     def run(self, request: Request, settings: Sequence[Setting]) -> list[Outcome]:
@@ -105,9 +112,83 @@ class Engine:
         Raises:
             SemkvError: the model produced NaN, or memory does not hold a single row.
         """
-        self.prefill(request.input_ids[:-1])
-        outcomes: list[Outcome] = []
+        metrics = sorted(set().union(*(setting.metrics for setting in settings)))
+        self.prefill(request.input_ids[:-1], metrics, request.seed)
         self._reference = None
+        outcomes: list[Outcome] = []
+        # Rows of one batch hold the same number of tokens, so pruned settings form batches of their own.
+        for _, alike in itertools.groupby(settings, key=self._stored_tokens):
+            outcomes.extend(self._run_in_groups(request, list(alike)))
+        return outcomes
+
+    @torch.inference_mode()
+    def run_alone(self, request: Request, setting: Setting) -> Outcome:
+        """Answer the request that was just run once more under one setting, in a batch of its own.
+
+        Its KL and agreement are against ``full`` in the batch: for ``full`` itself, the noise that batching adds.
+        """
+        return self._run_group(request, [setting])[0]
+
+    @torch.inference_mode()
+    def prefill(self, input_ids: Sequence[int], metrics: Sequence[str] = (), seed: int = 0) -> None:
+        """Fill the prompt cache with keys and values of ``input_ids`` in the model's own precision.
+
+        metrics: labels of the importance metrics that are taken on the way; seed: of the random one.
+        """
+        self.prompt.reserve(1, len(input_ids))
+        ids = torch.tensor([list(input_ids)], device=self.loaded.device)
+        with ExitStack() as stack:
+            observer = None
+            if metrics:
+                observer = stack.enter_context(
+                    observe(self.loaded, metrics, tokens=len(input_ids), seed=seed)
+                )
+            for chunk in ids.split(self.options.prefill_chunk or len(input_ids), dim=1):
+                self._forward(self.loaded.model.base_model, chunk, self.prompt)
+        self._scores = {} if observer is None else observer.scores()
+        self._shared = {label: shared(scores) for label, scores in self._scores.items()}
+
+    @torch.inference_mode()
+    def fill(self, settings: Sequence[Setting], seed: int, room: int) -> None:
+        """Give every setting a row that holds the prompt's cache as that setting would return it.
+
+        room: tokens that will follow. All settings must keep the same number of tokens.
+        """
+        tokens = self._stored_tokens(settings[0])
+        self.rows.reserve(len(settings), tokens + room)
+        quantized = {layer: place for place, layer in enumerate(self.loaded.shape.quantized_layers)}
+        for index, (source, target) in enumerate(zip(self.prompt.layers, self.rows.layers, strict=True)):
+            stored = source.stored()
+            views = target.take(tokens, like=stored)
+            target.coded = index in quantized
+            ranked = partial(self._importance, place=quantized.get(index, 0))
+            for side, (states, view) in enumerate(zip(stored, views, strict=True)):
+                try:
+                    if settings[0].prune is not None:
+                        _keep_side(states[0], view, settings, ranked)
+                    else:
+                        coded = [(s.keys, s.values)[side] if target.coded else None for s in settings]
+                        _fill_side(states[0], view, coded, ranked, _coder_seed(seed, index, side))
+                except NonFiniteError as error:
+                    raise NonFiniteError(f"layer {index}, {('keys', 'values')[side]}: {error}") from error
+
+    def _importance(self, allocation: Allocation, place: int) -> Tensor | None:
+        """Importance [tokens] that ``allocation`` ranks by in the quantized layer number ``place``."""
+        if allocation.metric is None:
+            return None
+        if allocation.scope == SHARED:
+            return self._shared[allocation.metric]
+        scores = self._scores[allocation.metric]
+        return scores[place if len(scores) > 1 else 0]
+
+    def _stored_tokens(self, setting: Setting) -> int:
+        """Tokens that the setting keeps of the prompt at hand."""
+        tokens = self.prompt.get_seq_length()
+        return tokens if setting.prune is None else setting.prune.kept(tokens)
+
+    def _run_in_groups(self, request: Request, settings: list[Setting]) -> list[Outcome]:
+        """Split settings that could be one batch into batches that fit the memory."""
+        outcomes: list[Outcome] = []
         while len(outcomes) < len(settings):
             group = settings[len(outcomes) : len(outcomes) + self._rows_that_fit(request)]
             try:
@@ -120,57 +201,21 @@ class Engine:
             outcomes.extend(done)
         return outcomes
 
-    @torch.inference_mode()
-    def run_alone(self, request: Request, setting: Setting) -> Outcome:
-        """Answer the request that was just run once more under one setting, in a batch of its own.
-
-        Its KL and agreement are against ``full`` in the batch: for ``full`` itself, the noise that batching adds.
-        """
-        return self._run_group(request, [setting])[0]
-
-    @torch.inference_mode()
-    def prefill(self, input_ids: Sequence[int]) -> None:
-        """Fill the prompt cache with keys and values of ``input_ids`` in the model's own precision."""
-        self.prompt.reserve(1, len(input_ids))
-        ids = torch.tensor([list(input_ids)], device=self.loaded.device)
-        for chunk in ids.split(self.options.prefill_chunk or len(input_ids), dim=1):
-            self._forward(self.loaded.model.base_model, chunk, self.prompt)
-
-    @torch.inference_mode()
-    def fill(self, settings: Sequence[Setting], seed: int, room: int) -> None:
-        """Give every setting a row that holds the prompt's cache as that setting would return it.
-
-        room: tokens that will follow.
-        """
-        tokens = self.prompt.get_seq_length()
-        self.rows.reserve(len(settings), tokens + room)
-        quantized = set(self.loaded.shape.quantized_layers)
-        for index, (source, target) in enumerate(zip(self.prompt.layers, self.rows.layers, strict=True)):
-            stored = source.stored()
-            views = target.prompt_views(*stored)
-            target.coded = index in quantized
-            for side, (states, view) in enumerate(zip(stored, views, strict=True)):
-                coded = [
-                    (setting.keys, setting.values)[side] if target.coded else None for setting in settings
-                ]
-                try:
-                    _fill_side(states[0], view, coded, _coder_seed(seed, index, side))
-                except NonFiniteError as error:
-                    raise NonFiniteError(f"layer {index}, {('keys', 'values')[side]}: {error}") from error
-
     def _run_group(self, request: Request, group: Sequence[Setting]) -> list[Outcome]:
         forced = list(request.reference_ids[: self.options.teacher_tokens])
         self.fill(group, request.seed, room=max(request.max_new_tokens, len(forced)) + 1)
-        prompt_tokens = len(request.input_ids)
+        stored = self.rows.get_seq_length()
         ids = torch.tensor([[request.input_ids[-1], *forced[:-1]]], device=self.loaded.device)
-        logits = self._forward(self.loaded.model, ids.expand(len(group), -1), self.rows).logits.float()
+        # Pruned rows hold fewer tokens than the prompt, but what follows keeps its position.
+        self._skipped = len(request.input_ids) - 1 - stored
+        logits = self._step(ids.expand(len(group), -1)).float()
         log_probs = torch.log_softmax(logits, dim=-1)  # [rows, forced, vocabulary]
         if self._reference is None:
             self._reference = log_probs[0].clone()
         outcomes = [Outcome(setting, batch_rows=len(group)) for setting in group]
         if forced:
             _compare(outcomes, log_probs, self._reference)
-        self.rows.rewind(prompt_tokens)
+        self.rows.rewind(stored + 1)
         self._decode(request, outcomes, logits[:, 0])
         return outcomes
 
@@ -192,7 +237,15 @@ class Engine:
             if not active:
                 return
             ids = torch.tensor([[chosen[row]] for row in order], device=self.loaded.device)
-            logits = self._forward(self.loaded.model, ids, self.rows, logits_to_keep=1).logits[:, -1].float()
+            logits = self._step(ids)[:, -1].float()
+
+    def _step(self, ids: Tensor) -> Tensor:
+        """Logits [rows, new, vocabulary] of the next tokens ids [rows, new] of every row."""
+        positions = {}
+        if self._skipped:
+            start = self.rows.get_seq_length() + self._skipped
+            positions["position_ids"] = torch.arange(start, start + ids.shape[1], device=ids.device)[None]
+        return self._forward(self.loaded.model, ids, self.rows, **positions).logits
 
     def _forward(self, module: Any, ids: Tensor, cache: RowCache, **kwargs: Any) -> Any:
         return module(input_ids=ids, use_cache=True, **{self.loaded.cache_keyword: cache}, **kwargs)
@@ -221,7 +274,13 @@ def row_bytes(shape: ModelShape, tokens: int, itemsize: int) -> int:
     return 2 * shape.layers * shape.kv_heads * shape.head_dim * tokens * itemsize
 
 
-def _fill_side(states: Tensor, view: Tensor, coded: Sequence[Coded | None], seed: int) -> None:
+def _fill_side(
+    states: Tensor,
+    view: Tensor,
+    coded: Sequence[Coded | None],
+    ranked: Callable[[Allocation], Tensor | None],
+    seed: int,
+) -> None:
     """states [heads, tokens, head_dim] into view [rows, heads, tokens, head_dim], as each row's coding returns it."""
     start = 0
     for quantizer, run in itertools.groupby(coded, key=lambda side: None if side is None else side.quantizer):
@@ -231,10 +290,19 @@ def _fill_side(states: Tensor, view: Tensor, coded: Sequence[Coded | None], seed
         if quantizer is None:
             target.copy_(states.expand_as(target))
             continue
-        levels = [side.allocation.levels(states.shape[1]) for side in sides]
+        levels = [side.allocation.levels(states.shape[1], ranked(side.allocation)) for side in sides]
         widest = max(len(row) for row in levels)
         stacked = torch.stack([row.expand(widest) for row in levels]).to(states.device)
         quantizer.coder(states.shape[2], seed, states.device).quantize_dequantize(states, stacked, out=target)
+
+
+def _keep_side(
+    states: Tensor, view: Tensor, settings: Sequence[Setting], ranked: Callable[[Allocation], Tensor | None]
+) -> None:
+    """The kept tokens of states [heads, tokens, head_dim], in their order, into view [rows, heads, kept, head_dim]."""
+    for row, setting in zip(view, settings, strict=True):
+        kept = top_tokens(ranked(setting.prune), setting.prune.keep)
+        row.copy_(states[:, kept.to(states.device)])
 
 
 def _compare(outcomes: Sequence[Outcome], log_probs: Tensor, reference: Tensor) -> None:

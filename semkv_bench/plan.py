@@ -59,6 +59,10 @@ def make_plan(config: DictConfig) -> Plan:
         setting.check(shape.head_dim)
     if not shape.quantized_layers:
         raise UsageError(f"{source.name} has no full-attention layer to quantize")
+    if len(shape.quantized_layers) < shape.layers and any(setting.prune for setting in settings):
+        raise UsageError(
+            f"{source.name} has sliding-window layers; pruning needs full attention in all of them"
+        )
     examples = task.examples(
         source.tokenizer(),
         list(config.seeds),

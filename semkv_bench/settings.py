@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from semkv_bench.allocation import Allocation, Prune, TwoLevel, Uniform
@@ -52,11 +52,17 @@ class Setting:
                 side.quantizer.check(head_dim)
 
     @property
+    def metrics(self) -> set[str]:
+        """Labels of the importance metrics that the setting ranks tokens by."""
+        allocations = [side.allocation for side in (self.keys, self.values) if side is not None]
+        allocations += [self.prune] if self.prune is not None else []
+        return {allocation.metric for allocation in allocations if allocation.metric is not None}
+
+    @property
     def seeded(self) -> bool:
         """Does the seed change what is stored (random rotation, random importance)?"""
         sides = [side for side in (self.keys, self.values) if side is not None]
-        metrics = [side.allocation.metric for side in sides] + [self.prune.metric if self.prune else None]
-        return any(side.quantizer.seeded for side in sides) or "random" in metrics
+        return any(side.quantizer.seeded for side in sides) or "random" in self.metrics
 
 
 FULL = Setting(name="full", kind="full")
@@ -100,36 +106,45 @@ class GridOnly:
 
 @dataclass(frozen=True)
 class TwoLevelMixes:
-    """Every combination of ``fraction`` and ``metric`` at one pair of levels; both may be lists."""
+    """Every combination of ``high``, ``low``, ``fraction``, ``metric`` and ``scope``; each may be a list.
 
-    high: int
-    low: int
+    value_metric ranks the values' tokens by another metric than the keys'; None: by the same.
+    """
+
+    high: Any = 6
+    low: Any = 5
     fraction: Any = 0.25
     metric: Any = "key_norm"
+    scope: Any = "shared"
+    value_metric: str | None = None
 
     def settings(self, keys: Quantizer, values: Quantizer) -> list[Setting]:
-        """One mixed setting per combination, keys and values under the same allocation."""
+        """One mixed setting per combination."""
         label = _quantizer_label(keys, values)
         made = []
-        for metric, fraction in itertools.product(_listed(self.metric), _listed(self.fraction)):
-            mix_of_two = TwoLevel(self.high, self.low, fraction, metric)
-            sides = Coded(keys, mix_of_two), Coded(values, mix_of_two)
-            made.append(Setting(f"{label}-{mix_of_two.label}", mix_of_two.kind, label, *sides))
+        for metric, scope, high, low, fraction in itertools.product(
+            *map(_listed, (self.metric, self.scope, self.high, self.low, self.fraction))
+        ):
+            mixed = TwoLevel(high, low, fraction, metric, scope)
+            for_values = mixed if self.value_metric is None else replace(mixed, metric=self.value_metric)
+            name = f"{label}-{mixed.label}" + (f"+{self.value_metric}" if self.value_metric else "")
+            made.append(Setting(name, mixed.kind, label, Coded(keys, mixed), Coded(values, for_values)))
         return made
 
 
 @dataclass(frozen=True)
 class Pruned:
-    """Every combination of ``keep`` and ``metric``; both may be lists."""
+    """Every combination of ``keep``, ``metric`` and ``scope``; each may be a list."""
 
     keep: Any = 0.25
     metric: Any = "key_norm"
+    scope: Any = "shared"
 
     def settings(self, keys: Quantizer, values: Quantizer) -> list[Setting]:
         """One pruned setting per combination; nothing is quantized."""
         made = []
-        for metric, keep in itertools.product(_listed(self.metric), _listed(self.keep)):
-            prune = Prune(keep, metric)
+        for metric, scope, keep in itertools.product(*map(_listed, (self.metric, self.scope, self.keep))):
+            prune = Prune(keep, metric, scope)
             made.append(Setting(f"prune@{prune.label}", prune.kind, prune=prune))
         return made
 
