@@ -86,7 +86,7 @@ def local_folder(tmp_path_factory, smollm2):
     """Folder of a small random Llama with the embedded model's tokenizer: answers are noise, but fast."""
     folder = tmp_path_factory.mktemp("model")
     torch.manual_seed(0)
-    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    shape = {"hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
     config = LlamaConfig(vocab_size=len(smollm2.tokenizer), num_key_value_heads=2, eos_token_id=2, **shape)
     LlamaForCausalLM(config).save_pretrained(folder)
     smollm2.tokenizer.save_pretrained(folder)
