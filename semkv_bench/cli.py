@@ -18,12 +18,16 @@ from semkv_bench.errors import SemkvError, UsageError
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+    from semkv_bench.plan import Plan
+    from semkv_bench.records import RunFolder
+
 __all__ = ["main", "sweep_once"]
 
 _SUMMARY = """semkv-bench measures where an LLM's quality falls off a cliff as its KV cache loses bits.
 
   semkv-bench sweep model=smollm2 quantizer=affine task=synthetic     run or resume a sweep
   semkv-bench cliff-report [run=DIR | records=FILE]                   statistics and report
+  semkv-bench recipe model=smollm2 quantizer=affine                   cliff, then mixes just above it
   semkv-bench storage quantizer=affine grid.levels=[6,5]              bits per value, cache bytes
   semkv-bench plan model=llama31 task=longbench                       what a sweep would do; loads no weights
 
@@ -83,10 +87,15 @@ def _sweep(arguments: list[str]) -> int:
 def sweep_once(config: "DictConfig") -> None:
     """Run or resume the sweep of a checked configuration, with progress."""
     from semkv_bench.plan import make_plan
+
+    folder = _run_plan(make_plan(config), config)
+    _out.print(f"next: semkv-bench cliff-report run={folder.path}", highlight=False, soft_wrap=True)
+
+
+def _run_plan(plan: "Plan", config: "DictConfig") -> "RunFolder":
     from semkv_bench.progress import track
     from semkv_bench.sweep import open_run, run_sweep
 
-    plan = make_plan(config)
     folder = open_run(plan, config)
     _err.print(
         f"{plan.source.name}: {len(plan.settings)} settings on {len(plan.examples)} examples, run folder {folder.path}",
@@ -94,8 +103,8 @@ def sweep_once(config: "DictConfig") -> None:
         soft_wrap=True,
     )
     ran = run_sweep(plan, folder, partial(track, what="examples", console=_err), plan.source.load)
-    done = "nothing left to run" if not ran else f"ran {ran} examples"
-    _out.print(f"{done}; next: semkv-bench cliff-report run={folder.path}", highlight=False, soft_wrap=True)
+    _out.print("nothing left to run" if not ran else f"ran {ran} examples", highlight=False)
+    return folder
 
 
 def _cliff_report(arguments: list[str]) -> int:
@@ -106,6 +115,14 @@ def _cliff_report(arguments: list[str]) -> int:
     config = compose_config("cliff_report", overrides)
     changed = {o.lstrip("+").partition("=")[0].removeprefix("stats.") for o in overrides if "stats." in o}
     make_report(config, changed, _out)
+    return 0
+
+
+def _recipe(arguments: list[str]) -> int:
+    from semkv_bench.config import compose_config
+    from semkv_bench.recipe import run_recipe
+
+    run_recipe(compose_config("recipe", _overrides(arguments)), _run_plan, _out)
     return 0
 
 
@@ -136,6 +153,7 @@ def _plan(arguments: list[str]) -> int:
 _COMMANDS: dict[str, tuple[str, Callable[[list[str]], int]]] = {
     "sweep": ("sweep", _sweep),
     "cliff-report": ("cliff_report", _cliff_report),
+    "recipe": ("recipe", _recipe),
     "storage": ("storage", _storage),
     "plan": ("sweep", _plan),
 }

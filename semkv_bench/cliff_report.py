@@ -41,11 +41,22 @@ def make_report(config: DictConfig, changed: Collection[str], console: Console) 
     if config.run is not None and config.records is not None:
         raise UsageError("give run=DIR or records=FILE, not both")
     source = _foreign(config) if config.records is not None else _own(config, changed)
+    _write_and_show(source, console)
+    return source.out
+
+
+def run_report(path: Path, console: Console) -> tuple[dict[str, Any], Path]:
+    """Report of a run folder with the statistics of its protocol, written into it; the report and the folder."""
+    source = _of_run(path, {})
+    return _write_and_show(source, console), source.out
+
+
+def _write_and_show(source: _Source, console: Console) -> dict[str, Any]:
     result = analyze(source.frame, source.options, chance=source.chance, preregistered=source.preregistered)
     written = report.write(result, source.frame, source.context, source.out)
     report.show(result, source.context, console)
     console.print(f"\nreport: {written.get('report.html', source.out)}", highlight=False, soft_wrap=True)
-    return source.out
+    return result
 
 
 def _own(config: DictConfig, changed: Collection[str]) -> _Source:
@@ -54,9 +65,15 @@ def _own(config: DictConfig, changed: Collection[str]) -> _Source:
         raise MissingError(
             f"there is no run under {RUNS}; run `semkv-bench sweep` first, or give run=DIR or records=FILE"
         )
+    given = {name: config.stats[name] for name in changed if name in config.stats}
+    source = _of_run(path, given)
+    return source if config.out is None else replace(source, out=Path(config.out).expanduser())
+
+
+def _of_run(path: Path, given: dict[str, Any]) -> _Source:
+    """A run folder; ``given`` are statistics options that replace those of its protocol."""
     frame, protocol = read_run(path)
     fixed = StatsOptions(**protocol["stats"])
-    given = {name: config.stats[name] for name in changed if name in config.stats}
     options = replace(fixed, **given)
     environment = path / "environment.json"
     context = {
@@ -68,8 +85,7 @@ def _own(config: DictConfig, changed: Collection[str]) -> _Source:
         "seeds": protocol["seeds"],
         "planned_examples": protocol["examples"]["count"],
     }
-    out = path if config.out is None else Path(config.out).expanduser()
-    return _Source(frame, options, options == fixed, protocol["chance"], context, out)
+    return _Source(frame, options, options == fixed, protocol["chance"], context, path)
 
 
 def _foreign(config: DictConfig) -> _Source:

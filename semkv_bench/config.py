@@ -70,6 +70,11 @@ class _Sweep:
 
 
 @dataclass
+class _Recipe(_Sweep):
+    context: list[int] = MISSING
+
+
+@dataclass
 class _CliffReport:
     stats: _Stats = field(default_factory=_Stats)
     run: str | None = None
@@ -89,7 +94,7 @@ class _Storage:
     context: list[int] = MISSING
 
 
-_SCHEMAS = {"sweep": _Sweep, "cliff_report": _CliffReport, "storage": _Storage}
+_SCHEMAS = {"sweep": _Sweep, "recipe": _Recipe, "cliff_report": _CliffReport, "storage": _Storage}
 
 
 def conf_dir() -> Path:
@@ -160,6 +165,8 @@ def build(node: DictConfig, what: str) -> Any:
 def choices(name: str) -> dict[str, list[str]]:
     """Groups that the configuration ``name`` chooses from, each with its choices."""
     defaults = OmegaConf.load(conf_dir() / f"{name}.yaml").get("defaults", [])
+    if "sweep" in defaults:
+        return choices("sweep")
     groups = [
         re.sub(r"^(optional |override )", "", str(key))
         for entry in defaults

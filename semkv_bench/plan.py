@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -41,8 +41,10 @@ class Plan:
     protocol: dict[str, Any]
 
 
-def make_plan(config: DictConfig) -> Plan:
+def make_plan(config: DictConfig, exclude: Collection[tuple[str, str]] = ()) -> Plan:
     """Build and check all parts; the tokenizer is loaded, weights are not.
+
+    exclude: (task, example_id) of examples that were used before and must not be used again.
 
     Raises:
         UsageError: a value that cannot work, for example a group that does not divide the head.
@@ -70,6 +72,7 @@ def make_plan(config: DictConfig) -> Plan:
         config.max_prompt_tokens,
         config.max_new_tokens,
     )
+    examples = [example for example in examples if (example.task, example.example_id) not in exclude]
     _check_lengths(examples, shape)
     protocol = {
         "model": source.name,

@@ -12,7 +12,7 @@ from semkv_bench.models import ModelShape
 from semkv_bench.plan import quantizers
 from semkv_bench.settings import FULL, Setting, uniform_settings
 
-__all__ = ["cache_bytes", "show_storage", "storage_rows"]
+__all__ = ["cache_bytes", "human_bytes", "show_storage", "storage_rows"]
 
 _HEAD_DIM = 128
 
@@ -59,11 +59,11 @@ def show_storage(rows: list[dict[str, Any]], console: Console) -> None:
     for tokens in contexts:
         table.add_column(f"at {_thousands(int(tokens))}", justify="right", no_wrap=True)
     if contexts:
-        sizes = [_human(rows[0]["full_bytes"][tokens]) for tokens in contexts]
+        sizes = [human_bytes(rows[0]["full_bytes"][tokens]) for tokens in contexts]
         table.add_row("full", "16.000", "16.000", "16.000", "1.00x", *sizes)
     for row in rows:
         cells = [f"{row[name]:.3f}" for name in ("code_bits", "packed_bits", "effective_bits")]
-        sizes = [_human(row["cache_bytes"][tokens]) for tokens in contexts]
+        sizes = [human_bytes(row["cache_bytes"][tokens]) for tokens in contexts]
         table.add_row(row["setting"], *cells, f"{row['compression']:.2f}x", *sizes)
     console.print(table)
 
@@ -98,7 +98,8 @@ def _thousands(tokens: int) -> str:
     return f"{tokens // 1024}k" if tokens % 1024 == 0 else f"{tokens:,}"
 
 
-def _human(size: float) -> str:
+def human_bytes(size: float) -> str:
+    """``31.9 MiB``."""
     for unit in ("B", "KiB", "MiB"):
         if size < 1024:
             return f"{size:.3g} {unit}"

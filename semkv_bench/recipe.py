@@ -1,0 +1,155 @@
+"""The whole method in one command: find the uniform cliff, mix the two precisions just above it, pick the cheapest."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+
+from semkv_bench import report
+from semkv_bench.cliff_report import run_report
+from semkv_bench.errors import CheckFailed, UsageError
+from semkv_bench.plan import Plan, make_plan
+from semkv_bench.records import RunFolder
+from semkv_bench.settings import FULL, GridOnly
+from semkv_bench.storage import cache_bytes, human_bytes
+
+__all__ = ["Chosen", "choose_levels", "run_recipe"]
+
+Runner = Callable[[Plan, DictConfig], RunFolder]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Levels read off the uniform map: the two just above the cliff, and one below it as positive control."""
+
+    high: int
+    low: int
+    control: int
+
+
+def choose_levels(result: dict[str, Any], levels: dict[str, int]) -> Chosen:
+    """The two grid points just above the cliff of a uniform report; ``levels`` maps its settings to level counts.
+
+    Raises:
+        CheckFailed: no cliff was located, or only one grid point holds.
+    """
+    cliff = result["cliff"]
+    if cliff["status"] != "located":
+        raise CheckFailed(
+            f"the uniform sweep did not locate a cliff (status {cliff['status']}), so there is nothing to build on; "
+            "see its report: more examples (per_task, seeds) or other grid.levels may settle it"
+        )
+    grid = sorted(levels.values())
+    low, control = levels[cliff["upper_setting"]], levels[cliff["lower_setting"]]
+    above = [count for count in grid if count > low]
+    if not above:
+        raise CheckFailed(
+            f"only the highest grid point, L={low}, holds; add higher ones to grid.levels to have two above the cliff"
+        )
+    return Chosen(high=above[0], low=low, control=control)
+
+
+def run_recipe(config: DictConfig, run: Runner, console: Console) -> Path:
+    """Both sweeps, their reports, ``recipe.json`` and ``recipe.md`` in ``out``; returns that folder.
+
+    run: runs or resumes a plan, giving its folder.
+
+    Raises:
+        CheckFailed: no cliff, or no setting is equivalent on the fresh examples.
+        UsageError: the data hold no fresh examples for the second sweep.
+    """
+    if config.grid.key_levels is not None or config.grid.value_levels is not None:
+        raise UsageError(
+            "recipe mixes one pair of levels for keys and values; leave grid.key_levels and value_levels out"
+        )
+    out = Path(config.out or "results/runs/recipe").expanduser()
+    uniform = _uniform_config(config, out / "uniform")
+    first = make_plan(uniform)
+    console.print(f"1 of 2: the uniform cliff of {first.source.name}", highlight=False)
+    run(first, uniform)
+    uniform_result, _ = run_report(out / "uniform", console)
+    chosen = choose_levels(
+        uniform_result, {s.name: s.keys.allocation.count for s in first.settings if s.keys}
+    )
+    mixes = _mixed_config(config, chosen, out / "mixes")
+    used = frozenset((example.task, example.example_id) for example in first.examples)
+    second = make_plan(mixes, exclude=used)
+    console.print(
+        f"2 of 2: mixes of L={chosen.high} and L={chosen.low} on {len(second.examples)} fresh examples, "
+        f"L={chosen.control} as positive control",
+        highlight=False,
+    )
+    run(second, mixes)
+    result, _ = run_report(out / "mixes", console)
+    summary = _summary(second, result, chosen, list(config.context))
+    (out / "recipe.json").write_text(json.dumps(summary, indent=1, sort_keys=True) + "\n")
+    (out / "recipe.md").write_text(_markdown(summary, report.headline(result)))
+    console.print("\n" + _sentence(summary), highlight=False, soft_wrap=True)
+    if summary["operating_point"] is None:
+        raise CheckFailed(
+            f"no setting is equivalent on the fresh examples; see {out / 'mixes' / 'report.html'}"
+        )
+    return out
+
+
+def _uniform_config(config: DictConfig, out: Path) -> DictConfig:
+    changed = OmegaConf.masked_copy(config, [key for key in config if key != "context"])
+    changed.allocation = {"_target_": f"{GridOnly.__module__}.{GridOnly.__name__}"}
+    changed.out = str(out)
+    return changed
+
+
+def _mixed_config(config: DictConfig, chosen: Chosen, out: Path) -> DictConfig:
+    changed = OmegaConf.masked_copy(config, [key for key in config if key != "context"])
+    changed.grid.levels = [chosen.high, chosen.low, chosen.control]
+    changed.allocation.high, changed.allocation.low = chosen.high, chosen.low
+    shift = max(config.seeds) + 1
+    changed.seeds = [seed + shift for seed in config.seeds]
+    changed.out = str(out)
+    return changed
+
+
+def _summary(plan: Plan, result: dict[str, Any], chosen: Chosen, contexts: list[int]) -> dict[str, Any]:
+    point = result["operating_point"]
+    setting = next((s for s in plan.settings if point is not None and s.name == point["setting"]), None)
+    sizes = {} if setting is None else {str(n): cache_bytes(setting, plan.shape, n) for n in contexts}
+    return {
+        "model": plan.source.name,
+        "high": chosen.high,
+        "low": chosen.low,
+        "control": chosen.control,
+        "operating_point": point,
+        "cache_bytes": sizes,
+        "full_bytes": {str(n): cache_bytes(FULL, plan.shape, n) for n in contexts},
+    }
+
+
+def _sentence(summary: dict[str, Any]) -> str:
+    point = summary["operating_point"]
+    if point is None:
+        return f"{summary['model']}: no setting is shown to be equivalent to the full-precision cache."
+    sizes = ", ".join(
+        f"{human_bytes(size)} at {int(tokens):,} tokens (full {human_bytes(summary['full_bytes'][tokens])})"
+        for tokens, size in summary["cache_bytes"].items()
+    )
+    return (
+        f"{summary['model']}: operating point {point['setting']}, {point['code_bits']:.3f} code bits, "
+        f"{point['effective_bits']:.3f} effective bits, {point['compression']:.2f}x smaller; cache {sizes}."
+    )
+
+
+def _markdown(summary: dict[str, Any], headline: str) -> str:
+    rows = [
+        f"| {int(tokens):,} | {human_bytes(summary['full_bytes'][tokens])} | {human_bytes(size)} |"
+        for tokens, size in summary["cache_bytes"].items()
+    ]
+    table = ["", "| tokens | full | operating point |", "|---:|---:|---:|", *rows] if rows else []
+    steps = (
+        f"Uniform cliff first (`uniform/report.md`), then mixes of L={summary['high']} and L={summary['low']} on "
+        f"fresh examples with L={summary['control']} as positive control (`mixes/report.md`)."
+    )
+    return "\n".join(["# Recipe", "", _sentence(summary), "", headline, "", steps, *table]) + "\n"
