@@ -53,6 +53,7 @@ def run_report(path: Path, console: Console) -> tuple[dict[str, Any], Path]:
 
 def _write_and_show(source: _Source, console: Console) -> dict[str, Any]:
     result = analyze(source.frame, source.options, chance=source.chance, preregistered=source.preregistered)
+    result["batching"] = _batching_noise(source.frame)
     written = report.write(result, source.frame, source.context, source.out)
     report.show(result, source.context, console)
     console.print(f"\nreport: {written.get('report.html', source.out)}", highlight=False, soft_wrap=True)
@@ -93,6 +94,23 @@ def _foreign(config: DictConfig) -> _Source:
     frame = read_records(path, model=config.model)
     out = path.with_name(f"{path.stem}-report") if config.out is None else Path(config.out).expanduser()
     return _Source(frame, stats_options(config), False, {}, {"source": str(path)}, out)
+
+
+def _batching_noise(frame: pd.DataFrame) -> dict[str, Any] | None:
+    """How ``full`` in a batch of its own compares with ``full`` among the other settings, where that was measured."""
+    if "alone_score" not in frame:
+        return None
+    measured = frame[frame["alone_score"].notna()].sort_values(["task", "example_id", "seed"])
+    if measured.empty:
+        return None
+    return {
+        "examples": len(measured),
+        "same_tokens": int(measured["alone_same_tokens"].astype(bool).sum()),
+        "kl": float(measured["alone_kl"].astype(float).mean())
+        if measured["alone_kl"].notna().any()
+        else None,
+        "diff": float((measured["alone_score"].astype(float) - measured["score"]).mean()),
+    }
 
 
 def _environment(content: dict[str, Any]) -> dict[str, Any]:

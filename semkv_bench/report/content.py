@@ -9,6 +9,7 @@ from semkv_bench.report.formatting import (
     bits_text,
     clean,
     count,
+    divergence,
     effective_text,
     fixed,
     grid_point,
@@ -205,6 +206,13 @@ def remarks(report: dict) -> list[str]:
         found.append(
             f"{count(repeats)} of {count(report.get('n_examples_recorded'))} recorded examples repeat others "
             "that differ only in the seed; they are counted once."
+        )
+    alone = report.get("batching")
+    if alone:
+        found.append(
+            f"Full precision decoded alone instead of in the batch of settings gave the same tokens on "
+            f"{count(alone['same_tokens'])} of {count(alone['examples'])} examples, mean KL "
+            f"{divergence(alone['kl'])} nats, score difference {signed(alone['diff'])}: the noise of batching."
         )
     for row in repeats_of_reference(report):
         found.append(

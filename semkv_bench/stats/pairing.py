@@ -18,6 +18,7 @@ from semkv_bench.stats.options import StatsOptions
 __all__ = ["PairedScores", "SettingInfo", "pair"]
 
 _OUTCOMES = ("score", "prediction", "runaway", "kl", "top1_agreement", "new_tokens", "prompt_hash")
+_RELATIVE = ("kl", "top1_agreement")
 _MEASURES = ("score", "runaway", "kl", "top1_agreement")
 
 
@@ -105,7 +106,8 @@ def pair(frame: pd.DataFrame, options: StatsOptions) -> PairedScores:
     starts = _cluster_starts(units)
     measures, references = {}, {}
     for name, grid in grids.items():
-        both = ~np.isnan(grid) & ~np.isnan(grid[:, :1])
+        # KL and agreement are already against the reference, whose own value says nothing and may be absent.
+        both = ~np.isnan(grid) & (name in _RELATIVE or ~np.isnan(grid[:, :1]))
         measures[name] = _cluster_means(np.where(both, grid, np.nan), starts)
         references[name] = _cluster_means(np.where(both, grid[:, :1], np.nan), starts)
     task_names = tuple(sorted(units["task"].unique()))
