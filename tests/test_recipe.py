@@ -1,0 +1,52 @@
+import json
+
+import pytest
+
+from semkv_bench.cli import main
+from semkv_bench.config import compose_config
+from semkv_bench.errors import CheckFailed
+from semkv_bench.recipe import Chosen, _mixed_config, choose_levels
+
+LEVELS = {f"affine-L{n}": n for n in (16, 8, 6, 5, 4)}
+
+
+def _report(status, upper=None, lower=None) -> dict:
+    return {"cliff": {"status": status, "upper_setting": upper, "lower_setting": lower}}
+
+
+def test_the_two_points_just_above_the_cliff():
+    assert choose_levels(_report("located", "affine-L6", "affine-L4"), LEVELS) == Chosen(high=8, low=6, control=4)
+
+
+@pytest.mark.parametrize("status", ["undetermined", "above_grid", "below_grid"])
+def test_without_a_cliff_there_is_nothing_to_build_on(status):
+    with pytest.raises(CheckFailed, match=f"status {status}"):
+        choose_levels(_report(status), LEVELS)
+
+
+def test_one_holding_point_is_not_enough():
+    with pytest.raises(CheckFailed, match="L=16, holds"):
+        choose_levels(_report("located", "affine-L16", "affine-L8"), LEVELS)
+
+
+def test_the_second_sweep_uses_other_seeds_and_mixes(tmp_path):
+    config = compose_config("recipe", ["seeds=[0,3]", "allocation.metric=value_norm"])
+    mixed = _mixed_config(config, Chosen(8, 6, 4), tmp_path)
+    assert list(mixed.seeds) == [4, 7] and list(mixed.grid.levels) == [8, 6, 4]
+    assert (mixed.allocation.high, mixed.allocation.low) == (8, 6)
+    assert list(mixed.allocation.fraction) == [0.1, 0.25, 0.5, 0.75]
+    assert mixed.allocation.metric == "value_norm" and "context" not in mixed
+
+
+def test_a_model_that_cannot_do_the_task_ends_with_one_line(local_folder, tmp_path, capsys):
+    model = ["model=custom", f"model.path={local_folder}", "task.length=300", "per_task=2", "max_new_tokens=3"]
+    assert main(["recipe", *model, "grid.levels=[8,2]", f"out={tmp_path / 'r'}"]) == 1
+    err = capsys.readouterr().err.strip().splitlines()
+    assert err[-1].startswith("semkv-bench: the uniform sweep did not locate a cliff")
+    assert json.loads((tmp_path / "r/uniform/report.json").read_text())["cliff"]["status"] != "located"
+
+
+def test_settings_apart_for_keys_and_values_are_refused(local_folder, tmp_path, capsys):
+    arguments = ["model=custom", f"model.path={local_folder}", "grid.value_levels=8", f"out={tmp_path / 'r'}"]
+    assert main(["recipe", *arguments]) == 2
+    assert "grid.key_levels" in capsys.readouterr().err
