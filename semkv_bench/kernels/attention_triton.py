@@ -63,8 +63,7 @@ def attention_kernel(
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,
     GROUP: tl.constexpr,  # queries that share a head
-    QUERIES: tl.constexpr,  # GROUP, rounded up to what a matrix unit takes
-    PRECISION: tl.constexpr,
+    QUERIES: tl.constexpr,  # GROUP, rounded up to a power of two
 ):
     head = tl.program_id(0)
     part = tl.program_id(1)
@@ -101,7 +100,8 @@ def attention_kernel(
                 code, levels, row, row_mask, column, mask, key_scale, key_offset, key_top,
                 KEY_AFFINE, KEY_GROUPS, HEAD_DIM // KEY_GROUPS,
             )  # fmt: skip
-            scores = tl.dot(scaled_query, tl.trans(keys), input_precision=PRECISION)
+            # Few queries share a head, so a matrix unit would mostly multiply padding.
+            scores = tl.sum(scaled_query[:, None, :] * keys[None, :, :], axis=2)
             scores = tl.where(row_mask[None, :], scores, float("-inf"))
 
             # The first tile of a part always has a token, so the maximum is finite from then on.
@@ -124,7 +124,7 @@ def attention_kernel(
                 code, levels, row, row_mask, column, mask, value_scale, value_offset, value_top,
                 VALUE_AFFINE, VALUE_GROUPS, HEAD_DIM // VALUE_GROUPS,
             )  # fmt: skip
-            weighted = weighted * fade[:, None] + tl.dot(weights, values, input_precision=PRECISION)
+            weighted = weighted * fade[:, None] + tl.sum(weights[:, :, None] * values[None, :, :], axis=1)
 
     row_out = part.to(tl.int64) * query_heads + query_row
     tl.store(out + row_out[:, None] * HEAD_DIM + column[None, :], weighted / total[:, None], mask=query_mask)
@@ -139,6 +139,7 @@ def packed_attention(
     layout = keys.layout
     query_heads = query.shape[0]
     group = query_heads // layout.heads
+    queries = triton.next_power_of_2(group)
     # Enough programs for the machine, few enough parts to merge cheaply.
     per_part = max(_BLOCKS_PER_PROGRAM, -(-layout.blocks // _MOST_PARTS))
     parts = -(-layout.blocks // per_part)
@@ -171,17 +172,14 @@ def packed_attention(
         HEAD_DIM=layout.head_dim,
         WIDTH=triton.next_power_of_2(layout.head_dim),
         BLOCK=layout.block,
-        TILE=tile_tokens(layout),
+        # The products of a tile with all queries must fit the registers of its threads.
+        TILE=tile_tokens(layout, 8192 // max(4, queries)),
         GROUP=group,
-        QUERIES=max(16, triton.next_power_of_2(group)),
-        PRECISION=dot_precision(),
+        QUERIES=queries,
+        num_warps=8,
+        num_stages=1,
     )
     return merge_attention(out, log_sums)
-
-
-def dot_precision() -> str:
-    """How matrix units multiply float32: in three parts of tf32 on CUDA, natively on ROCm."""
-    return "ieee" if torch.version.hip else "tf32x3"
 
 
 def _side(packed: PackedVectors) -> tuple[Tensor, ...]:

@@ -172,7 +172,7 @@ def pack(codes: Tensor, layout: PackedLayout) -> Tensor:
     key = block * len(plans) + classes
     counts = torch.bincount(key, minlength=layout.blocks * len(plans)).to(torch.int32)
     longest = int(layout.block_start.diff().max())
-    per_program = min(1 << 14 if interpreted() else 256, triton.next_power_of_2(longest))
+    per_program = min(words_per_program(), triton.next_power_of_2(longest))
     pack_kernel[(triton.cdiv(longest, per_program), layout.blocks)](
         codes,
         key.argsort(stable=True),
@@ -239,7 +239,12 @@ def _launch_unpack(words: Tensor, layout: PackedLayout, out: Tensor, packed: Pac
     )
 
 
+def words_per_program() -> int:
+    """Words that a packing program writes, a power of two."""
+    return 1 << 14 if interpreted() else 256
+
+
 def tile_tokens(layout: PackedLayout, elements: int = 2048) -> int:
     """Tokens that a program takes at a time: a power of two that divides the block."""
     width = triton.next_power_of_2(layout.head_dim)
-    return layout.block if interpreted() else max(16, min(layout.block, elements // width))
+    return layout.block if interpreted() else max(1, min(layout.block, elements // width))

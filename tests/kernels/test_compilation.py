@@ -35,8 +35,10 @@ def committed():
     return json.loads(TABLE.read_text())
 
 
-def test_committed_table_covers_every_target_without_spilling_in_the_coding_kernels():
+def test_committed_table_covers_every_target_and_hardly_spills():
     rows = committed()["rows"]
     assert {row["target"] for row in rows} == TARGETS
     assert len({row["kernel"] for row in rows}) * len(TARGETS) == len(rows)
-    assert not [row for row in rows if row["spilled"] and not row["kernel"].startswith("attention")]
+    # The assembler spills a few bytes of attention to fit two programs on a processor.
+    allowed = {"attention": 64}
+    assert not [row for row in rows if row["spilled"] > allowed.get(row["kernel"].split()[0], 0)]

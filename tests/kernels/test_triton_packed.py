@@ -106,6 +106,22 @@ def test_attention_over_two_layouts_and_groups(dtype, device):
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("tile", [2, 16])
+def test_small_tiles_and_many_programs(tile, device, canaries, monkeypatch):
+    # In the interpreter one program usually takes a whole block; on a GPU it does not.
+    for module in (packing_triton, attention_triton):
+        monkeypatch.setattr(module, "tile_tokens", lambda layout, elements=0: tile)
+    monkeypatch.setattr(packing_triton, "words_per_program", lambda: 64)
+    layout = layout_of((2, 75, 64, 64) if tile > 2 else (1, 19, 64, 16), "two levels", device)
+    packed, query = affine_vectors(layout), torch.randn(2 * layout.heads, 64, device=device)
+    codes = packing_reference.unpack(packed.words, layout)
+    assert torch.equal(packing_triton.pack(codes, layout), packed.words)
+    assert torch.equal(packing_triton.unpack(packed.words, layout), codes)
+    expected = attention_reference.packed_attention(query, packed, packed, 0.125)
+    actual = attention_triton.packed_attention(query, packed, packed, 0.125)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
 def test_attention_with_large_scores(device):
     # Scores of several hundred overflow an exponential that does not subtract the maximum.
     layout = layout_of((1, 200, 64, 16), "two levels", device)
