@@ -1,0 +1,288 @@
+"""``SemKVCache``: a drop-in for transformers' ``DynamicCache`` that stores packed codes."""
+
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
+from transformers.configuration_utils import PreTrainedConfig
+
+from semkv_bench.cache import full_attention_layers
+from semkv_bench.errors import UsageError
+from semkv_bench.kernels import PackedLayout, PackedVectors
+from semkv_bench.models import ModelShape
+from semkv_bench.packed.coding import check_packable
+from semkv_bench.packed.layer import PackedLayer, Plan
+from semkv_bench.packed.ranking import Layouts, Ranking
+from semkv_bench.packed.refeed import feed_last_again, stop
+from semkv_bench.settings import Coded, Setting
+
+__all__ = ["CacheBytes", "SemKVCache"]
+
+_PARTS = ("prompt", "both")
+_ATTENTION = ("dequantize", "packed")
+
+
+@dataclass(frozen=True)
+class CacheBytes:
+    """Bytes of the buffers that a cache holds between forward calls.
+
+    codes: packed words; metadata: scales, zeros, norms; layout: which token has which levels, where
+    blocks start; open: tokens in the model's own type; sliding: layers that are not quantized.
+    """
+
+    codes: int
+    metadata: int
+    layout: int
+    open: int
+    sliding: int
+
+    @property
+    def packed(self) -> int:
+        """What packed tokens take."""
+        return self.codes + self.metadata + self.layout
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.packed + self.open + self.sliding
+
+
+class SemKVCache(Cache):
+    """A cache whose full-attention layers hold packed codes and an open block in the model's own type.
+
+    ``model.generate(**inputs, past_key_values=SemKVCache(model.config, setting))``. The prompt attends at
+    full precision; all its tokens but the last are coded once, and the last already sees that, as in a
+    sweep. Where ``key_norm`` or ``value_norm`` rank tokens over all layers together, no layer can be coded
+    before the call is over: until then the cache is as large as in full, and the last token goes through
+    the model twice (see ``refeed``). Left padding is not stored. Sliding layers stay as they are.
+
+    config: the model's own; attention reads its layer types and is reached through it.
+    setting: uniform or two-level; see ``semkv_bench.settings``.
+    seed: of rotations and random importance.
+    parts: ``prompt``: what follows the prompt stays open. ``both``: it is coded too, in blocks of ``block``
+        tokens, each once, as soon as a token beyond the block arrives.
+    attention: ``dequantize`` gives the model one layer's keys and values in full at a time; ``packed``
+        lets single new tokens attend over the packed blocks themselves.
+    prompt_tokens: length of the prompt, if it comes in several calls; without it the first call is the prompt.
+    importance: scores of the prompt's tokens but the last by metric label, [packed layers, tokens] or
+        [1, tokens], for metrics that a cache alone cannot know; of several rows, a list of such mappings.
+
+    Raises:
+        UsageError: the setting cannot be packed or ranked, or an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        config: PreTrainedConfig,
+        setting: Setting,
+        *,
+        seed: int = 0,
+        parts: str = "prompt",
+        block: int = 64,
+        attention: str = "dequantize",
+        prompt_tokens: int | None = None,
+        importance: Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]] | None = None,
+    ):
+        _check(setting, config, parts, block, attention, prompt_tokens)
+        text = config.get_text_config(decoder=True)
+        layers = DynamicCache(config=config).layers
+        packed = [i for i in full_attention_layers(config) if type(layers[i]) is DynamicLayer]
+        if not packed:
+            raise UsageError("the model has no full-attention layer, so there is nothing to pack")
+        rows = [importance] if isinstance(importance, Mapping) else importance
+        self.setting = setting
+        self.plan = Plan(
+            config=weakref.ref(text),
+            setting=setting,
+            ranking=Ranking(setting, len(packed), seed, rows),
+            layouts=Layouts(block),
+            seed=seed,
+            block=block,
+            parts=parts,
+            attention=attention,
+            prompt_tokens=prompt_tokens,
+        )
+        for index in packed:
+            layers[index] = PackedLayer(self.plan, index)
+        super().__init__(layers=layers)
+        self._refeed = None
+        self._arm()
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Add one layer's states; see ``transformers.Cache``."""
+        self._settle_loan()
+        if layer_idx == self.plan.layers[0].index:
+            self.plan.new_call()
+            self._code_due()
+        return super().update(key_states, value_states, layer_idx, *args, **kwargs)
+
+    @torch.no_grad()
+    def prefill(self, model: Any, input_ids: Tensor, attention_mask: Tensor | None = None, **_: Any) -> None:
+        """Feed a prompt [rows, tokens] but for its last token, and code it; ``generate`` takes it from there.
+
+        ``cache.prefill(model, **inputs)``, then ``model.generate(**inputs, past_key_values=cache)``: the order
+        of a sweep, whatever the setting. Padding must be on the left.
+        """
+        if self.get_seq_length():
+            raise UsageError("prefill needs an empty cache; call reset() first")
+        ids = input_ids[:, :-1]
+        if not ids.shape[1]:
+            return
+        inputs = {"input_ids": ids}
+        self.plan.padding = [0] * len(ids)
+        if attention_mask is not None and not bool(attention_mask.all()):
+            mask = attention_mask[:, :-1]
+            # generate() counts positions so; a plain forward call would count padding, too.
+            positions = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)[:, :-1]
+            inputs |= {"attention_mask": mask, "position_ids": positions}
+            self.plan.padding = (attention_mask.long().argmax(-1)).clamp(max=ids.shape[1]).tolist()
+        named = signature(type(model).forward).parameters
+        keyword = "cache" if "cache" in named else "past_key_values"
+        self._disarm()
+        try:
+            model.base_model(use_cache=True, **inputs, **{keyword: self})
+        finally:
+            self.plan.padding = None
+        self._code_due()
+
+    def reset(self) -> None:
+        """Forget everything; the next call brings a prompt."""
+        self._disarm()
+        super().reset()
+        self._arm()
+
+    @property
+    def nbytes(self) -> CacheBytes:
+        """Bytes of all buffers by part, what rows or layers share counted once.
+
+        Codebooks, rotations and the workspace for one layer are not part of the cache.
+        """
+        vectors, layouts = _distinct(self._pieces())
+        ours = self.plan.layers
+        others = [layer for layer in self.layers if not isinstance(layer, PackedLayer)]
+        codes = sum(packed.words.nbytes for packed in vectors)
+        return CacheBytes(
+            codes=codes,
+            metadata=sum(packed.nbytes for packed in vectors) - codes,
+            layout=sum(layout.nbytes for layout in layouts),
+            open=sum(side.buffer.nbytes for layer in ours for side in layer.sides),
+            sliding=sum(
+                tensor.untyped_storage().nbytes()
+                for layer in others
+                for tensor in (getattr(layer, "keys", None), getattr(layer, "values", None))
+                if tensor is not None
+            ),
+        )
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """Bytes of the one layer in full that the cache hands to attention, kept for reuse."""
+        return sum(buffer.nbytes for buffer in self.plan.workspace.values())
+
+    def effective_bits(self) -> float:
+        """Measured bits per value of what is coded: codes, metadata and layout of keys and values.
+
+        A side that the setting leaves uncoded counts with its own type. Raises UsageError while nothing is coded.
+        """
+        vectors, layouts = _distinct(self._pieces())
+        values = sum(p.layout.heads * p.layout.head_dim * p.layout.tokens for p in vectors)
+        if not values:
+            raise UsageError("nothing is coded yet")
+        size = sum(part.nbytes for part in (*vectors, *layouts))
+        for side, other in ((s, o) for layer in self.plan.layers for s, o in _pairs(layer.sides)):
+            if side.coder is None:
+                held = [p for pieces in other.rows for p in pieces]
+                count = sum(p.layout.heads * side.buffer.shape[3] * p.layout.tokens for p in held)
+                values, size = values + count, size + count * side.buffer.itemsize
+        return 8 * size / values
+
+    def _arm(self) -> None:
+        if self.plan.ranking.spans_layers:
+            self._refeed = feed_last_again(self, _awaits_code, SemKVCache._code_due)
+
+    def _disarm(self) -> None:
+        if self._refeed is not None:
+            stop(self, self._refeed)
+            self._refeed = None
+
+    def _code_due(self) -> None:
+        """Code what waited for the end of a forward call: a prompt ranked over all layers, complete blocks."""
+        layers = self.plan.layers
+        if due := layers[0].due:
+            with torch.no_grad():
+                self._code(due, prompt=True)
+        prompt_is_in = layers[0].length >= (self.plan.prompt_tokens or 1)
+        while self.plan.parts == "both" and prompt_is_in and _open(layers[0]) >= self.plan.block:
+            with torch.no_grad():
+                self._code(self.plan.block, prompt=False)
+
+    def _code(self, tokens: int, prompt: bool) -> None:
+        # A shared ranking reads the open tokens of all layers, so it is made before the first one is coded.
+        for layer in self.plan.layers:
+            layer.code(tokens, prompt)
+
+    def _settle_loan(self) -> None:
+        if self.plan.loan is not None:
+            loan, self.plan.loan = self.plan.loan, None
+            loan.check()
+
+    def _pieces(self) -> Iterable[PackedVectors]:
+        for layer in self.plan.layers:
+            for side in layer.sides:
+                for pieces in side.rows:
+                    yield from pieces
+
+
+def _awaits_code(cache: SemKVCache) -> bool:
+    return cache.plan.padding is None and all(layer.due for layer in cache.plan.layers)
+
+
+def _open(layer: PackedLayer) -> int:
+    return layer.length - layer.coded
+
+
+def _pairs(sides):
+    return [(sides[0], sides[1]), (sides[1], sides[0])] if sides else []
+
+
+def _distinct(pieces: Iterable[PackedVectors]) -> tuple[list[PackedVectors], list[PackedLayout]]:
+    vectors = list({id(packed): packed for packed in pieces}.values())
+    layouts = list({id(packed.layout): packed.layout for packed in vectors}.values())
+    return vectors, layouts
+
+
+def _check(
+    setting: Setting,
+    config: PreTrainedConfig,
+    parts: str,
+    block: int,
+    attention: str,
+    prompt_tokens: int | None,
+) -> None:
+    for name, value, choices in (("parts", parts, _PARTS), ("attention", attention, _ATTENTION)):
+        if value not in choices:
+            raise UsageError(f"{name}={value!r} is not known; use {' or '.join(choices)}")
+    if block not in (16, 32, 64, 128, 256):
+        raise UsageError(f"block={block} must be 16, 32, 64, 128 or 256 tokens")
+    if prompt_tokens is not None and prompt_tokens < 1:
+        raise UsageError(f"prompt_tokens={prompt_tokens} must be at least 1")
+    if setting.prune is not None:
+        raise UsageError(f"SemKVCache stores every token; {setting.name} deletes some")
+    sides = [side for side in (setting.keys, setting.values) if side is not None]
+    if not sides:
+        raise UsageError(f"setting {setting.name} codes nothing; use transformers' DynamicCache")
+    for side in sides:
+        check_packable(side.quantizer, _top(side))
+    setting.check(ModelShape.of(config).head_dim)
+
+
+def _top(side: Coded) -> int:
+    allocation = side.allocation
+    return allocation.high if allocation.metric is not None else allocation.count

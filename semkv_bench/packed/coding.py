@@ -1,0 +1,116 @@
+"""From vectors to packed vectors and back, for the quantizers whose codes can be packed."""
+
+from abc import ABC, abstractmethod
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from semkv_bench import kernels
+from semkv_bench.errors import UsageError
+from semkv_bench.kernels import PackedLayout, PackedVectors
+from semkv_bench.kernels.numerics import finite_cast
+from semkv_bench.kernels.packed import MAX_PACKED_LEVELS
+from semkv_bench.quantizers import Affine, Quantizer, TurboQuant
+
+__all__ = ["PackedCoder", "append", "check_packable", "keep_first", "packed_coder"]
+
+
+class PackedCoder(ABC):
+    """A quantizer's coder whose output goes to packed words."""
+
+    def __init__(self, coder):
+        self.coder = coder
+
+    @abstractmethod
+    def encode(self, x: Tensor, levels: Tensor, layout: PackedLayout) -> PackedVectors:
+        """x [heads, tokens, head_dim] at levels int64 [tokens], packed as ``layout`` says."""
+
+    @abstractmethod
+    def decode(self, packed: PackedVectors, dtype: torch.dtype) -> Tensor:
+        """Values [heads, tokens, head_dim]; what ``quantize_dequantize`` gives for the same input."""
+
+    @abstractmethod
+    def to_coded(self, x: Tensor) -> Tensor:
+        """Vectors [..., head_dim] in the basis that codes are in, float32."""
+
+    @abstractmethod
+    def from_coded(self, y: Tensor) -> Tensor:
+        """Inverse of ``to_coded``."""
+
+
+class _AffineCoder(PackedCoder):
+    def encode(self, x, levels, layout):
+        encoded = self.coder.encode(x, levels)
+        scale, zero = (part.contiguous() for part in encoded.metadata.chunk(2, dim=-1))
+        return PackedVectors(layout, kernels.pack(encoded.codes, layout), scale, zero)
+
+    def decode(self, packed, dtype):
+        return kernels.unpack_dequantize(packed, dtype)
+
+    def to_coded(self, x):
+        return x.float()
+
+    def from_coded(self, y):
+        return y
+
+
+class _TurboQuantCoder(PackedCoder):
+    def encode(self, x, levels, layout):
+        encoded = self.coder.encode(x, levels)
+        words = kernels.pack(encoded.codes, layout)
+        return PackedVectors(layout, words, encoded.metadata, tables=self.coder.tables(MAX_PACKED_LEVELS))
+
+    def decode(self, packed, dtype):
+        rotated = kernels.unpack_dequantize(packed)
+        return finite_cast(self.coder.rotate_back(rotated), dtype)
+
+    def to_coded(self, x):
+        return self.coder.rotate(x)
+
+    def from_coded(self, y):
+        return self.coder.rotate_back(y)
+
+
+_CODERS: dict[type[Quantizer], type[PackedCoder]] = {Affine: _AffineCoder, TurboQuant: _TurboQuantCoder}
+
+
+def check_packable(quantizer: Quantizer, top: int) -> None:
+    """Raise UsageError if codes of ``quantizer`` at up to ``top`` levels cannot be packed."""
+    if type(quantizer) not in _CODERS:
+        known = ", ".join(kind.name for kind in _CODERS)
+        raise UsageError(f"SemKVCache cannot pack the codes of {quantizer.name}; use one of {known}")
+    if top > MAX_PACKED_LEVELS:
+        raise UsageError(f"SemKVCache packs at most {MAX_PACKED_LEVELS} levels, not {top}")
+
+
+def packed_coder(quantizer: Quantizer, head_dim: int, seed: int, device: torch.device) -> PackedCoder:
+    """The packed coder of ``quantizer`` for one head size, seed and device."""
+    return _CODERS[type(quantizer)](quantizer.coder(head_dim, seed, device))
+
+
+def append(first: PackedVectors, second: PackedVectors, layout: PackedLayout) -> PackedVectors:
+    """Both, one after the other; ``layout`` is that of all their tokens.
+
+    Blocks lie one after the other and know nothing of each other, so no code is touched.
+    Raises ValueError unless ``first`` ends with a whole block.
+    """
+    if first.layout.tokens % first.layout.block:
+        raise ValueError(f"{first.layout.tokens} tokens are not whole blocks of {first.layout.block}")
+    zero = None if first.zero is None else torch.cat([first.zero, second.zero], dim=1)
+    words, scale = torch.cat([first.words, second.words]), torch.cat([first.scale, second.scale], dim=1)
+    return PackedVectors(layout, words, scale, zero, first.tables)
+
+
+def keep_first(packed: PackedVectors, layout: PackedLayout) -> PackedVectors:
+    """The first ``layout.tokens`` tokens with the codes that they have."""
+    kept = layout.tokens
+    codes = kernels.unpack(packed.words, packed.layout)[:, :kept].contiguous()
+    zero = None if packed.zero is None else packed.zero[:, :kept].contiguous()
+    return replace(
+        packed,
+        layout=layout,
+        words=kernels.pack(codes, layout),
+        scale=packed.scale[:, :kept].contiguous(),
+        zero=zero,
+    )

@@ -1,0 +1,66 @@
+"""One new token's attention straight over packed blocks, no copy of the cache in full."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from semkv_bench import kernels
+from semkv_bench.packed.attention import Call
+from semkv_bench.packed.side import PackedSide
+
+__all__ = ["attend_packed", "can_attend_packed"]
+
+# Arguments that change attention in ways not followed here.
+_UNMODELLED = ("softcap", "position_bias", "s_aux")
+
+
+def can_attend_packed(sides: Sequence[PackedSide]) -> bool:
+    """Are keys and values both coded, in vectors of one size, and is something coded at all?"""
+    keys, values = sides
+    return (
+        keys.coder is not None
+        and values.coder is not None
+        and keys.buffer.shape == values.buffer.shape
+        and any(keys.rows)
+    )
+
+
+def attend_packed(call: Call, sides: Sequence[PackedSide]) -> Tensor | None:
+    """Output [rows, 1, query_heads, head_dim] of one query a row that sees all tokens but padding.
+
+    None where the call asks for something else than scaled dot products.
+    """
+    if any(call.arguments.get(name) is not None for name in _UNMODELLED):
+        return None
+    scaling = call.arguments.get("scaling")
+    scaling = call.query.shape[-1] ** -0.5 if scaling is None else scaling
+    query = call.query[:, :, 0]  # [rows, query_heads, head_dim]
+    over_open, open_sums = _over_open(query, *(side.open for side in sides), scaling)
+    output = torch.empty_like(over_open)
+    for row in range(len(query)):
+        parts, sums = _over_packed(query[row], sides, row, scaling)
+        output[row], _ = kernels.merge_attention(
+            torch.stack([over_open[row], *parts]), torch.stack([open_sums[row], *sums])
+        )
+    return output[:, None].to(call.query.dtype)
+
+
+def _over_open(query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
+    """Output float32 [rows, query_heads, head_dim] and log-sum-exp [rows, query_heads] over open tokens."""
+    grouped = query.float().unflatten(1, (keys.shape[1], -1))
+    scores = grouped @ keys.float().transpose(2, 3) * scaling  # [rows, heads, group, open]
+    output = scores.softmax(-1) @ values.float()
+    return output.flatten(1, 2), scores.logsumexp(-1).flatten(1, 2)
+
+
+def _over_packed(query: Tensor, sides: Sequence[PackedSide], row: int, scaling: float) -> tuple[Any, Any]:
+    """The same for every packed piece of one row; query [query_heads, head_dim]."""
+    keys, values = sides
+    pieces = list(zip(keys.rows[row], values.rows[row], strict=True))
+    if not pieces:
+        return [], []
+    rotated = keys.coder.to_coded(query)
+    found = [kernels.packed_attention(rotated, key, value, scaling) for key, value in pieces]
+    return [values.coder.from_coded(output) for output, _ in found], [sums for _, sums in found]

@@ -1,0 +1,310 @@
+"""One full-attention layer of the packed cache."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import CacheLayerMixin
+
+from semkv_bench.allocation import SHARED
+from semkv_bench.errors import SemkvError, UsageError
+from semkv_bench.kernels import NonFiniteError
+from semkv_bench.packed.attention import Call, Loan, last_query_mask, lend, visible
+from semkv_bench.packed.coding import packed_coder
+from semkv_bench.packed.decode import attend_packed, can_attend_packed
+from semkv_bench.packed.ranking import Layouts, Ranking
+from semkv_bench.packed.side import PackedSide, empty_buffer
+from semkv_bench.settings import Setting
+
+__all__ = ["PackedLayer", "Plan"]
+
+_NAMES = ("keys", "values")
+_WORKSPACE_STEP = 64  # tokens
+
+
+@dataclass
+class Plan:
+    """What all layers of a cache share.
+
+    config, setting, seed, block, parts, attention, prompt_tokens: see ``SemKVCache``.
+    padding: of every row, while ``prefill`` runs. workspace: one layer's keys and values in full, reused.
+    seen_padding, seen_mask: what the first layer of a forward call read from the mask.
+    """
+
+    config: Any
+    setting: Setting
+    ranking: Ranking
+    layouts: Layouts
+    seed: int
+    block: int
+    parts: str
+    attention: str
+    prompt_tokens: int | None
+    layers: list["PackedLayer"] = field(default_factory=list)
+    padding: list[int] | None = None
+    workspace: dict[tuple, Tensor] = field(default_factory=dict)
+    loan: Loan | None = None
+    seen_padding: list[int] | None = None
+    seen_plain: bool | None = None
+
+    def new_call(self) -> None:
+        """A forward call begins."""
+        self.layouts.clear()
+        self.seen_padding = self.seen_plain = None
+
+    def room(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """Workspace of ``shape`` [rows, heads, tokens, head_dim], its content undefined."""
+        rows, heads, tokens, head_dim = shape
+        needed = rows * heads * tokens * head_dim
+        key = (name, like.device, like.dtype)
+        if key not in self.workspace or self.workspace[key].numel() < needed:
+            self.workspace.pop(key, None)
+            spare = rows * heads * head_dim * (-tokens % _WORKSPACE_STEP)
+            self.workspace[key] = empty_buffer((needed + spare,), like)
+        return self.workspace[key][:needed].view(shape)
+
+
+class PackedLayer(CacheLayerMixin):
+    """Packed tokens, then open ones; tokens are coded once, before the first later token attends.
+
+    index: number of the layer in the model; place: among the packed layers.
+    length: tokens of every row, padding included; coded: those of them that are packed (or padding).
+    """
+
+    is_sliding = False
+    supports_early_init = False
+
+    def __init__(self, plan: Plan, index: int):
+        super().__init__()
+        self.plan = plan
+        self.index = index
+        self.place = len(plan.layers)
+        plan.layers.append(self)
+        self._clear()
+
+    def _clear(self) -> None:
+        self.is_initialized = False
+        self.sides: tuple[PackedSide, ...] = ()
+        self.length = self.coded = self.due = 0
+        self.padding: list[int] = []
+
+    @property
+    def is_croppable(self) -> bool:
+        """Cropping leaves no trace unless it undoes a token that made a block complete."""
+        return self.plan.parts == "prompt"
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Take heads, head_dim, type, device and number of rows from the first states."""
+        self.dtype, self.device = key_states.dtype, key_states.device
+        sides = []
+        for side, states in enumerate((key_states, value_states)):
+            coded = (self.plan.setting.keys, self.plan.setting.values)[side]
+            coder = None
+            if coded is not None:
+                coded.quantizer.check(states.shape[-1])
+                seed = coder_seed(self.plan.seed, self.index, side)
+                coder = packed_coder(coded.quantizer, states.shape[-1], seed, self.device)
+            sides.append(PackedSide(coder, states))
+        self.sides = tuple(sides)
+        self.padding = [0] * len(key_states)
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
+        """Add states [rows, heads, new, head_dim]; returns all keys and values for the attention to follow."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        before, new = self.length, key_states.shape[2]
+        self.length += new
+        with torch.no_grad():
+            for side, states in zip(self.sides, (key_states, value_states), strict=True):
+                side.append(states)
+            if self.plan.padding is not None:
+                return self._feed(key_states, value_states)
+            end = self.plan.prompt_tokens or (new if before == 0 else 0)
+            if before < end and not self.coded:
+                return self._prompt(key_states, value_states, before, end)
+            if self.plan.attention == "packed" and new == 1 and can_attend_packed(self.sides):
+                return self._lend(key_states, self._attend_packed), value_states
+            return self._full()
+
+    def code(self, tokens: int, prompt: bool) -> None:
+        """Code the first ``tokens`` open tokens of every row; what is padding is left out.
+
+        Raises NonFiniteError, naming layer and tensor, on NaN or infinity.
+        """
+        for number, side in enumerate(self.sides):
+            if side.coder is None:
+                continue
+            try:
+                self._code_side(number, tokens, prompt)
+            except NonFiniteError as error:
+                raise NonFiniteError(f"layer {self.index}, {_NAMES[number]}: {error}") from error
+        for side in self.sides:
+            if side.coder is not None:
+                side.drop(tokens)
+        self.coded += tokens
+        self.due = 0
+
+    def open_states(self, row: int, tokens: slice) -> tuple[Tensor, Tensor]:
+        """Keys and values [heads, n, head_dim] of not yet coded ``tokens`` of one row."""
+        found = []
+        for side in self.sides:
+            shift = 0 if side.coder is not None else self.coded
+            found.append(side.open[row, :, tokens.start + shift : tokens.stop + shift])
+        return found[0], found[1]
+
+    def _code_side(self, number: int, tokens: int, prompt: bool) -> None:
+        plan, side = self.plan, self.sides[number]
+        allocation = (plan.setting.keys, plan.setting.values)[number].allocation
+        _, heads, _, head_dim = side.open.shape
+        for row in range(len(side.rows)):
+            start = max(0, min(tokens, self.padding[row] - self.coded))
+            here, count = slice(start, tokens), tokens - start
+            if not count:
+                continue
+
+            def levels(row=row, here=here, count=count) -> Tensor:
+                def seen(place: int) -> tuple[Tensor, Tensor]:
+                    return plan.layers[place].open_states(row, here)
+
+                return plan.ranking.levels(allocation, count, row, self.place, seen, prompt)
+
+            key = (allocation, self.coded, count)
+            if allocation.metric is not None:
+                key += (row, None if allocation.scope == SHARED else self.place)
+            found, layout = plan.layouts.of(key, levels, heads, head_dim, self.device)
+            side.code_row(row, here, found, layout, plan.layouts)
+
+    def _feed(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
+        """Part of ``prefill``: all tokens of this call are to be coded, and none of them sees that."""
+        self.padding = list(self.plan.padding)
+        self._code_when_ranked(self.length)
+        return key_states, value_states
+
+    def _prompt(self, key_states: Tensor, value_states: Tensor, before: int, end: int):
+        if self.length > end:
+            raise UsageError(f"prompt_tokens={end}, but a call went from token {before} to {self.length}")
+        keys, values = (key_states, value_states) if before == 0 else self._full()
+        if self.length < end or end == 1:
+            return keys, values
+        return self._lend(keys, self._attend_prompt), values
+
+    def _attend_prompt(self, call: Call) -> tuple[Tensor, Any]:
+        """Attention at full precision, but for the last token, which already sees coded ones."""
+        output, weights = call.attend(call.query, call.key, call.value, call.mask)
+        self.padding = self._padding(call.mask)
+        self._code_when_ranked(self.length - 1)
+        if self.due:
+            return output, weights
+        keys, values = self._full()
+        last, _ = call.attend(call.query[:, :, -1:], keys, values, last_query_mask(call.mask))
+        return torch.cat([output[:, :-1], last], dim=1), weights
+
+    def _code_when_ranked(self, tokens: int) -> None:
+        if self.plan.ranking.spans_layers:
+            self.due = tokens
+        else:
+            self.code(tokens, prompt=True)
+
+    def _attend_packed(self, call: Call) -> tuple[Tensor, Any]:
+        plan = self.plan
+        if plan.seen_plain is None:
+            plan.seen_plain = self._sees_all(call.mask)
+        output = attend_packed(call, self.sides) if plan.seen_plain else None
+        if output is not None:
+            return output, None
+        return call.attend(call.query, *self._full(), call.mask)
+
+    def _padding(self, mask: Any) -> list[int]:
+        """Tokens before the first one that the newest query sees, of every row."""
+        if self.plan.seen_padding is None:
+            seen = visible(mask, self.length)
+            rows = len(self.padding)
+            first = [0] if seen is None else seen.int().argmax(-1).tolist()
+            self.plan.seen_padding = first * rows if len(first) == 1 else first
+        return list(self.plan.seen_padding)
+
+    def _sees_all(self, mask: Any) -> bool:
+        """Does the mask hide padding and nothing else?"""
+        seen = visible(mask, self.length)
+        if seen is None:
+            return not any(self.padding)
+        places = torch.arange(self.length, device=seen.device)
+        return bool((seen == (places >= torch.tensor(self.padding, device=seen.device)[:, None])).all())
+
+    def _full(self) -> tuple[Tensor, Tensor]:
+        """Keys and values in full, valid until the next layer asks for its own."""
+        filled = []
+        for name, side in zip(_NAMES, self.sides, strict=True):
+            rows, heads, _, head_dim = side.buffer.shape
+            out = self.plan.room(name, (rows, heads, self.length, head_dim), side.buffer)
+            filled.append(side.write(out, self.padding))
+        return filled[0], filled[1]
+
+    def _lend(self, keys: Tensor, reader) -> Tensor:
+        lent, self.plan.loan = lend(self.plan.config(), keys, reader)
+        return lent
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Keys seen by the next ``query_length`` queries, and the position of the first of them."""
+        return self.length + query_length, 0
+
+    def get_seq_length(self) -> int:
+        """Tokens stored in every row."""
+        return self.length
+
+    def get_max_length(self) -> int:
+        """No limit."""
+        return -1
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the newest ``-tokens_to_remove`` tokens; a positive number says how many to keep.
+
+        Coded tokens that stay keep their codes.
+        """
+        removed = max(0, self.length - tokens_to_remove) if tokens_to_remove > 0 else -tokens_to_remove
+        kept = max(0, self.length - removed)
+        if not self.is_initialized or kept == self.length:
+            return
+        for side in self.sides:
+            first_open = 0 if side.coder is None else self.coded
+            side.opened = max(0, kept - first_open)
+            if kept < first_open:
+                side.crop_coded([max(0, kept - padding) for padding in self.padding], self.plan.layouts)
+        self.length, self.coded, self.due = kept, min(self.coded, kept), min(self.due, kept)
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._clear()
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Make the rows ``beam_idx`` the new rows."""
+        self._select(beam_idx.tolist())
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat every row ``repeats`` times; copies share their packed tokens."""
+        self._select([row for row in range(len(self.padding)) for _ in range(repeats)])
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep the rows ``indices`` (numbers, or a mask)."""
+        chosen = indices.nonzero().flatten() if indices.dtype == torch.bool else indices
+        self._select(chosen.tolist())
+
+    def offload(self) -> None:
+        """Not for packed layers: raises SemkvError."""
+        raise SemkvError("a packed cache cannot be offloaded; use SemKVCache without offloading")
+
+    prefetch = offload
+
+    def _select(self, rows: list[int]) -> None:
+        if not self.is_initialized:
+            return
+        for side in self.sides:
+            side.select(rows)
+        self.padding = [self.padding[row] for row in rows]
+
+
+def coder_seed(seed: int, layer: int, side: int) -> int:
+    """Seed of one layer's keys (side 0) or values (side 1), as in the sweep."""
+    return (seed * 1_000 + layer) * 2 + side

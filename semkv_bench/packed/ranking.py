@@ -1,0 +1,137 @@
+"""Which levels a token of the packed cache gets, with what a cache alone can know of its importance."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from semkv_bench.allocation import SHARED, Allocation
+from semkv_bench.errors import UsageError
+from semkv_bench.importance import choices, metric, shared
+from semkv_bench.importance.cached import CacheMetric
+from semkv_bench.importance.controls import ControlMetric
+from semkv_bench.kernels import PackedLayout
+from semkv_bench.settings import Setting
+
+__all__ = ["Layouts", "Ranking", "Seen"]
+
+Seen = Callable[[int], tuple[Tensor, Tensor]]
+"""Keys and values [heads, tokens, head_dim] of one row that packed layer number ``place`` holds open."""
+
+
+class Ranking:
+    """Levels of tokens under one setting.
+
+    importance: scores by metric label for every row, [packed layers, tokens] or [1, tokens], of the
+    prompt without padding and without its last token; they come before what the cache could find itself.
+    """
+
+    def __init__(
+        self, setting: Setting, layers: int, seed: int, importance: Sequence[Mapping[str, Tensor]] | None
+    ):
+        self.layers = layers
+        self.seed = seed
+        self.importance = importance
+        sides = [side.allocation for side in (setting.keys, setting.values) if side is not None]
+        self.allocations = [allocation for allocation in sides if allocation.metric is not None]
+        for label in sorted(setting.metrics):
+            if not self._given(label) and not isinstance(metric(label), CacheMetric | ControlMetric):
+                known = [name for name in choices() if isinstance(metric(name), CacheMetric | ControlMetric)]
+                raise UsageError(
+                    f"a cache alone cannot know {label}; rank by {', '.join(known)}, "
+                    f"or pass scores of the prompt's tokens: importance={{{label!r}: scores}}"
+                )
+
+    @property
+    def spans_layers(self) -> bool:
+        """Must every layer have seen the tokens before the first one can code them?"""
+        return any(
+            allocation.scope == SHARED
+            and not self._given(allocation.metric)
+            and isinstance(metric(allocation.metric), CacheMetric)
+            for allocation in self.allocations
+        )
+
+    def levels(
+        self, allocation: Allocation, tokens: int, row: int, place: int, seen: Seen, prompt: bool
+    ) -> Tensor:
+        """Levels int64 [tokens] for packed layer number ``place``."""
+        if allocation.metric is None:
+            return allocation.levels(tokens).expand(tokens)
+        scores = self._scores(allocation, tokens, row, place, seen, prompt)
+        ranks = shared(scores) if allocation.scope == SHARED else scores[place if len(scores) > 1 else 0]
+        return allocation.levels(tokens, ranks)
+
+    def _given(self, label: str) -> bool:
+        return self.importance is not None and all(label in row for row in self.importance)
+
+    def _scores(
+        self, allocation: Allocation, tokens: int, row: int, place: int, seen: Seen, prompt: bool
+    ) -> Tensor:
+        """Scores [layers or 1, tokens]; of a layer of its own scope, that layer's alone."""
+        label = allocation.metric
+        if prompt and self._given(label):
+            return self._prepared(label, tokens, row)
+        found = metric(label)
+        if isinstance(found, ControlMetric):
+            # The cache never sees token ids, so a draw by chance hangs on the seed and the length.
+            return found.score(torch.arange(tokens), self.seed)[None]
+        if not isinstance(found, CacheMetric):
+            raise UsageError(f"generated tokens cannot be ranked by {label}; use parts='prompt'")
+        places = range(self.layers) if allocation.scope == SHARED else [place]
+        return torch.stack([found.score(*seen(place)).cpu() for place in places])
+
+    def _prepared(self, label: str, tokens: int, row: int) -> Tensor:
+        if row >= len(self.importance):
+            raise UsageError(f"importance has {len(self.importance)} rows, the batch has more")
+        scores = self.importance[row][label].cpu()
+        scores = scores[None] if scores.dim() == 1 else scores
+        if len(scores) not in (1, self.layers) or scores.shape[-1] != tokens:
+            raise UsageError(
+                f"importance[{label!r}] must be [{self.layers}, {tokens}] or [1, {tokens}]: packed layers, "
+                f"and prompt tokens but the last; it is {tuple(scores.shape)}"
+            )
+        return scores
+
+
+class Layouts:
+    """Layouts that tokens coded at the same time have in common, so that each is built and stored once."""
+
+    def __init__(self, block: int):
+        self.block = block
+        self._found: dict[tuple, tuple] = {}
+
+    def clear(self) -> None:
+        """Forget what was found; caches keep the layouts that they use."""
+        self._found.clear()
+
+    def of(
+        self, key: tuple, levels: Callable[[], Tensor], heads: int, head_dim: int, device: torch.device
+    ) -> tuple[Tensor, PackedLayout]:
+        """Levels int64 [tokens] that belong to ``key``, and their layout, both on ``device``."""
+        if key not in self._found:
+            self._found[key] = (levels(),)
+        local = (*key, heads, head_dim, device)
+        if local not in self._found:
+            found = self._found[key][0].to(device)
+            self._found[local] = (found, PackedLayout.build(found, heads, head_dim, self.block))
+        return self._found[local]
+
+    def joined(self, first: PackedLayout, second: PackedLayout) -> PackedLayout:
+        """Layout of the tokens of both."""
+        # Both are kept beside their join, so that their identities stay taken.
+        key = (id(first), id(second))
+        if key not in self._found:
+            levels = torch.cat([first.levels(), second.levels()])
+            layout = PackedLayout.build(levels, first.heads, first.head_dim, self.block)
+            self._found[key] = (layout, first, second)
+        return self._found[key][0]
+
+    def shortened(self, layout: PackedLayout, tokens: int) -> PackedLayout:
+        """Layout of the first ``tokens`` tokens."""
+        key = (id(layout), tokens)
+        if key not in self._found:
+            levels = layout.levels()[:tokens]
+            shorter = PackedLayout.build(levels, layout.heads, layout.head_dim, self.block)
+            self._found[key] = (shorter, layout)
+        return self._found[key][0]
