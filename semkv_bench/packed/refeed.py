@@ -61,10 +61,10 @@ def feed_last_again(
 def stop(cache: Cache, handle: RemovableHandle) -> None:
     """Remove the hook, and let sliding layers keep no more than their window again."""
     handle.remove()
-    if cache.get_seq_length():
-        cache.crop(0)
     for layer in cache.layers:
-        if hasattr(layer, "record_past"):
+        if getattr(layer, "record_past", False):
+            if layer.get_seq_length():
+                layer.crop(0)
             layer.record_past = False
 
 

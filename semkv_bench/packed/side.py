@@ -9,7 +9,7 @@ from semkv_bench.packed.ranking import Layouts
 
 __all__ = ["OPEN_STEP", "PackedSide", "empty_buffer"]
 
-OPEN_STEP = 64  # tokens by which an open buffer grows
+OPEN_STEP = 16  # tokens by which an open buffer grows
 
 
 def empty_buffer(shape: tuple[int, ...], like: Tensor) -> Tensor:
