@@ -1,6 +1,7 @@
 """One full-attention layer of the packed cache."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -116,14 +117,16 @@ class PackedLayer(CacheLayerMixin):
             self.lazy_initialization(key_states, value_states)
         before, new = self.length, key_states.shape[2]
         self.length += new
+        states = (key_states, value_states)
         with torch.no_grad():
-            for side, states in zip(self.sides, (key_states, value_states), strict=True):
-                side.append(states)
             if self.plan.padding is not None:
-                return self._feed(key_states, value_states)
+                self.padding = list(self.plan.padding)
+                self._take_prompt(states, self.length)
+                return states
             end = self.plan.prompt_tokens or (new if before == 0 else 0)
             if before < end and not self.coded:
-                return self._prompt(key_states, value_states, before, end)
+                return self._prompt(states, before, end)
+            self._append(states)
             if self.plan.attention == "packed" and new == 1 and can_attend_packed(self.sides):
                 return self._lend(key_states, self._attend_packed), value_states
             return self._full()
@@ -133,31 +136,38 @@ class PackedLayer(CacheLayerMixin):
 
         Raises NonFiniteError, naming layer and tensor, on NaN or infinity.
         """
+        self._code(self._open_states(), tokens, prompt)
+        for side in self.sides:
+            if side.coder is not None:
+                side.drop(tokens)
+
+    def _open_states(self) -> tuple[Tensor, Tensor]:
+        """Keys and values [rows, heads, n, head_dim] of the tokens that are not coded yet."""
+        found = [
+            side.open if side.coder is not None else side.open[:, :, self.coded :] for side in self.sides
+        ]
+        return found[0], found[1]
+
+    def _append(self, states: tuple[Tensor, Tensor]) -> None:
+        for side, new in zip(self.sides, states, strict=True):
+            side.append(new)
+
+    def _code(self, states: tuple[Tensor, Tensor], tokens: int, prompt: bool) -> None:
+        """Code the first ``tokens`` of ``states`` [rows, heads, n, head_dim], which follow the coded ones."""
         for number, side in enumerate(self.sides):
             if side.coder is None:
                 continue
             try:
-                self._code_side(number, tokens, prompt)
+                self._code_side(number, states, tokens, prompt)
             except NonFiniteError as error:
                 raise NonFiniteError(f"layer {self.index}, {_NAMES[number]}: {error}") from error
-        for side in self.sides:
-            if side.coder is not None:
-                side.drop(tokens)
         self.coded += tokens
         self.due = 0
 
-    def open_states(self, row: int, tokens: slice) -> tuple[Tensor, Tensor]:
-        """Keys and values [heads, n, head_dim] of not yet coded ``tokens`` of one row."""
-        found = []
-        for side in self.sides:
-            shift = 0 if side.coder is not None else self.coded
-            found.append(side.open[row, :, tokens.start + shift : tokens.stop + shift])
-        return found[0], found[1]
-
-    def _code_side(self, number: int, tokens: int, prompt: bool) -> None:
+    def _code_side(self, number: int, states: tuple[Tensor, Tensor], tokens: int, prompt: bool) -> None:
         plan, side = self.plan, self.sides[number]
         allocation = (plan.setting.keys, plan.setting.values)[number].allocation
-        _, heads, _, head_dim = side.open.shape
+        _, heads, _, head_dim = side.buffer.shape
         for row in range(len(side.rows)):
             start = max(0, min(tokens, self.padding[row] - self.coded))
             here, count = slice(start, tokens), tokens - start
@@ -166,7 +176,8 @@ class PackedLayer(CacheLayerMixin):
 
             def levels(row=row, here=here, count=count) -> Tensor:
                 def seen(place: int) -> tuple[Tensor, Tensor]:
-                    return plan.layers[place].open_states(row, here)
+                    keys, values = states if place == self.place else plan.layers[place]._open_states()
+                    return keys[row, :, here], values[row, :, here]
 
                 return plan.ranking.levels(allocation, count, row, self.place, seen, prompt)
 
@@ -174,40 +185,52 @@ class PackedLayer(CacheLayerMixin):
             if allocation.metric is not None:
                 key += (row, None if allocation.scope == SHARED else self.place)
             found, layout = plan.layouts.of(key, levels, heads, head_dim, self.device)
-            side.code_row(row, here, found, layout, plan.layouts)
+            side.code_row(row, states[number][row, :, here], found, layout, plan.layouts)
 
-    def _feed(self, key_states: Tensor, value_states: Tensor) -> tuple[Tensor, Tensor]:
-        """Part of ``prefill``: all tokens of this call are to be coded, and none of them sees that."""
-        self.padding = list(self.plan.padding)
-        self._code_when_ranked(self.length)
-        return key_states, value_states
+    def _take_prompt(self, states: tuple[Tensor, Tensor], tokens: int) -> None:
+        """Take in a whole prompt; its first ``tokens`` tokens are coded now, or as soon as they can be ranked."""
+        if self.plan.ranking.spans_layers:
+            self._append(states)
+            self.due = tokens
+            return
+        self._code(states, tokens, prompt=True)
+        for side, new in zip(self.sides, states, strict=True):
+            side.append(new if side.coder is None else new[:, :, tokens:])
 
-    def _prompt(self, key_states: Tensor, value_states: Tensor, before: int, end: int):
+    def _prompt(self, states: tuple[Tensor, Tensor], before: int, end: int) -> tuple[Tensor, Tensor]:
+        """Part of a prompt of ``end`` tokens: it attends at full precision, its last token excepted."""
         if self.length > end:
             raise UsageError(f"prompt_tokens={end}, but a call went from token {before} to {self.length}")
-        keys, values = (key_states, value_states) if before == 0 else self._full()
+        whole = before == 0 and end > 1 and self.length == end
+        if not whole:
+            self._append(states)
         if self.length < end or end == 1:
-            return keys, values
-        return self._lend(keys, self._attend_prompt), values
+            return self._full() if before else states
+        keys, values = states if whole else self._full()
+        return self._lend(keys, partial(self._attend_prompt, whole)), values
 
-    def _attend_prompt(self, call: Call) -> tuple[Tensor, Any]:
-        """Attention at full precision, but for the last token, which already sees coded ones."""
+    def _attend_prompt(self, whole: bool, call: Call) -> tuple[Tensor, Any]:
+        """Attention of the prompt's last call; ``whole``: its states are not in the open buffer yet."""
         output, weights = call.attend(call.query, call.key, call.value, call.mask)
         self.padding = self._padding(call.mask)
-        self._code_when_ranked(self.length - 1)
+        with torch.no_grad():
+            if whole:
+                self._take_prompt((call.key, call.value), self.length - 1)
+            elif self.plan.ranking.spans_layers:
+                self.due = self.length - 1
+            else:
+                self.code(self.length - 1, prompt=True)
         if self.due:
             return output, weights
-        keys, values = self._full()
-        last, _ = call.attend(call.query[:, :, -1:], keys, values, last_query_mask(call.mask))
-        return torch.cat([output[:, :-1], last], dim=1), weights
-
-    def _code_when_ranked(self, tokens: int) -> None:
-        if self.plan.ranking.spans_layers:
-            self.due = tokens
+        last = replace(call, query=call.query[:, :, -1:], mask=last_query_mask(call.mask))
+        if self.plan.attention == "packed" and can_attend_packed(self.sides):
+            seen, _ = self._attend_packed(last)
         else:
-            self.code(tokens, prompt=True)
+            seen, _ = last.attend(last.query, *self._full(), last.mask)
+        return torch.cat([output[:, :-1], seen], dim=1), weights
 
     def _attend_packed(self, call: Call) -> tuple[Tensor, Any]:
+        """Attention of one new token a row straight over packed tokens, where the mask lets it."""
         plan = self.plan
         if plan.seen_plain is None:
             plan.seen_plain = self._sees_all(call.mask)
@@ -272,6 +295,7 @@ class PackedLayer(CacheLayerMixin):
             side.opened = max(0, kept - first_open)
             if kept < first_open:
                 side.crop_coded([max(0, kept - padding) for padding in self.padding], self.plan.layouts)
+        self.padding = [min(padding, kept) for padding in self.padding]
         self.length, self.coded, self.due = kept, min(self.coded, kept), min(self.due, kept)
 
     def reset(self) -> None:

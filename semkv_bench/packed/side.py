@@ -9,7 +9,7 @@ from semkv_bench.packed.ranking import Layouts
 
 __all__ = ["OPEN_STEP", "PackedSide", "empty_buffer"]
 
-OPEN_STEP = 16  # tokens by which an open buffer grows
+OPEN_STEP = 8  # tokens by which an open buffer grows
 
 
 def empty_buffer(shape: tuple[int, ...], like: Tensor) -> Tensor:
@@ -44,11 +44,9 @@ class PackedSide:
         self.opened += new
         self.buffer[:, :, self.opened - new : self.opened].copy_(states)
 
-    def code_row(
-        self, row: int, tokens: slice, levels: Tensor, layout: PackedLayout, layouts: Layouts
-    ) -> None:
-        """Code open ``tokens`` of one row; ``drop`` removes them when all rows are done."""
-        packed = self.coder.encode(self.open[row, :, tokens], levels, layout)
+    def code_row(self, row: int, x: Tensor, levels: Tensor, layout: PackedLayout, layouts: Layouts) -> None:
+        """Code x [heads, tokens, head_dim], the next tokens of one row."""
+        packed = self.coder.encode(x, levels, layout)
         pieces = self.rows[row]
         if pieces and pieces[-1].layout.tokens % layout.block == 0:
             last = pieces[-1]
