@@ -34,7 +34,8 @@ class AttentionRecorder(Recorder):
             names = ", ".join(metric.label for metric in self.metrics)
             raise UsageError(f"{names}: attention with {', '.join(call.unmodelled)} is not supported")
         prompt = self.prompt
-        begin, end = max(min(self._firsts), prompt.start), prompt.start + prompt.fresh
+        end = prompt.start + prompt.fresh
+        begin = min(end, max(min(self._firsts), prompt.start))
         for received in self._received:
             if layer not in received:
                 received[layer] = call.keys.new_zeros(prompt.tokens, dtype=torch.float32)
@@ -67,13 +68,14 @@ def _blocks(call: AttentionCall, begin: int, end: int, start: int) -> Iterator[t
     """
     kv_heads, _, head_dim = call.keys.shape
     group = call.queries.shape[0] // kv_heads
-    queries = (call.queries * call.scaling).unflatten(0, (kv_heads, group))
+    queries = (call.queries[:, begin - start : end - start] * call.scaling).unflatten(0, (kv_heads, group))
     keys = call.keys.transpose(1, 2)
     budget = _BLOCK_BYTES.get(call.keys.device.type, _BLOCK_BYTES["cuda"]) // (4 * kv_heads * group)
+    origin = begin
     while begin < end:
         count = min(_queries_in(budget, begin), end - begin)
         last = begin + count
-        block = queries[:, :, begin - start : last - start].reshape(kv_heads, group * count, head_dim)
+        block = queries[:, :, begin - origin : last - origin].reshape(kv_heads, group * count, head_dim)
         scores = torch.bmm(block, keys[:, :, :last]).float().view(kv_heads * group, count, last)
         if call.softcap is not None:
             scores = scores.div_(call.softcap).tanh_().mul_(call.softcap)

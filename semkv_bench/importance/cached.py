@@ -23,8 +23,7 @@ class CacheRecorder(Recorder):
 
     def hear(self, layer: int, call: AttentionCall) -> None:
         """One layer's attention call; its newest keys and values are scored."""
-        first = call.keys.shape[1] - call.queries.shape[1]
-        new = slice(first, first + self.prompt.fresh)
+        new = slice(self.prompt.start, self.prompt.start + self.prompt.fresh)
         for metric, found in zip(self.metrics, self._found, strict=True):
             found[layer].append(metric.score(call.keys[:, new], call.values[:, new]))
 
