@@ -3,6 +3,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
+# Threads that spin at barriers slow everything tenfold as soon as anything else wants a core.
+export OMP_WAIT_POLICY ?= PASSIVE
+
 .PHONY: demo test lint gpu-check clean
 
 $(INSTALLED): pyproject.toml constraints.txt
@@ -17,6 +20,11 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest tests
+
+# On a machine with a GPU: the kernels against their references, and their bandwidth.
+gpu-check: $(INSTALLED)
+	$(BIN)/python -m pytest tests/kernels
+	$(BIN)/python benchmarks/kernel_bandwidth.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check semkv_bench tests scripts benchmarks
