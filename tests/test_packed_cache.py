@@ -359,6 +359,8 @@ def test_a_copied_prompt_is_used_twice(tiny):
     for _ in range(2):
         assert _generate(tiny, copy.deepcopy(prompt), ids) == expected
     assert prompt.get_seq_length() == 39
+    empty = copy.deepcopy(SemKVCache(tiny.model.config, MIXED[0]))
+    assert _generate(tiny, empty, ids) == expected
 
 
 def test_reset(tiny):
@@ -502,6 +504,8 @@ def test_a_foreign_configuration_is_noticed(tiny_llama):
     cache = SemKVCache(foreign, L3)
     with pytest.raises(SemkvError, match="own configuration"):
         _generate(tiny_llama, cache, _ids(20))
+    with pytest.raises(SemkvError, match="own configuration"):
+        _generate(tiny_llama, SemKVCache(copy.deepcopy(foreign), L3), _ids(20))
     fed = SemKVCache(foreign, L3)
     fed.prefill(tiny_llama.model, _ids(20))
     assert _generate(tiny_llama, fed, _ids(20)) == _sweep(tiny_llama, _ids(20), [L3])
@@ -533,6 +537,17 @@ def test_two_level_values_by_another_metric(tiny_llama):
     ids = _ids(40)
     cache = SemKVCache(tiny_llama.model.config, setting)
     assert _generate(tiny_llama, cache, ids) == _sweep(tiny_llama, ids, [setting])
+
+
+def test_a_second_turn_goes_on(tiny):
+    """What comes after the prompt stays open, or is coded in blocks, also when it comes many tokens at a time."""
+    ids = _ids(40)
+    for parts, coded in (("prompt", 39), ("both", 39 + 32)):
+        cache = SemKVCache(tiny.model.config, T4, parts=parts, block=16)
+        first = torch.tensor(_generate(tiny, cache, ids, new=4))
+        _generate(tiny, cache, torch.cat([ids, first, _ids(30, 1)], dim=1), new=6)
+        layer = cache.layers[tiny.shape.quantized_layers[0]]
+        assert (layer.coded, layer.length) == (coded, 40 + 4 + 30 + 5)
 
 
 def test_the_package_stays_cheap_to_import():

@@ -20,6 +20,11 @@ from semkv_bench.errors import SemkvError
 __all__ = ["Attend", "Call", "Loan", "last_query_mask", "lend", "visible"]
 
 _LENT = "+semkv"
+_FOREIGN = (
+    "the model's attention did not come back to the cache: give SemKVCache the model's own "
+    "configuration, SemKVCache(model.config, ...), and a model that uses transformers' attention "
+    "interface; or feed the prompt by cache.prefill(model, **inputs) with attention='dequantize'"
+)
 _LOAN = "_semkv_loan"
 
 Attend = Callable[[Tensor, Tensor, Tensor, Any], tuple[Tensor, Any]]
@@ -56,15 +61,16 @@ class Loan:
         """Raise SemkvError if attention ran without the reader."""
         if not self.returned:
             self.give_back()
-            raise SemkvError(
-                "the model's attention did not come back to the cache: give SemKVCache the model's own "
-                "configuration, SemKVCache(model.config, ...), and a model that uses transformers' attention "
-                "interface; or feed the prompt by cache.prefill(model, **inputs) with attention='dequantize'"
-            )
+            raise SemkvError(_FOREIGN)
 
 
 def lend(config: Any, key: Tensor, reader: Callable[[Call], tuple[Tensor, Any]]) -> tuple[Tensor, Loan]:
-    """A view of ``key`` that makes the next attention call of the model of ``config`` call ``reader``."""
+    """A view of ``key`` that makes the next attention call of the model of ``config`` call ``reader``.
+
+    Raises SemkvError if there is no such configuration any more.
+    """
+    if config is None:
+        raise SemkvError(_FOREIGN)
     original = config._attn_implementation or "eager"
     loan = Loan(config, original, reader)
     lent = key.view_as(key)

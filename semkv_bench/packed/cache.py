@@ -1,5 +1,6 @@
 """``SemKVCache``: a drop-in for transformers' ``DynamicCache`` that stores packed codes."""
 
+import copy
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -63,14 +64,15 @@ class SemKVCache(Cache):
 
     config: the model's own; attention reads its layer types and is reached through it.
     setting: uniform or two-level; see ``semkv_bench.settings``.
-    seed: of rotations and random importance.
+    seed: of rotations, and of ``random`` importance, which is drawn by seed and length, not by the prompt.
     parts: ``prompt``: what follows the prompt stays open. ``both``: it is coded too, in blocks of ``block``
         tokens, each once, as soon as a token beyond the block arrives.
     attention: ``dequantize`` gives the model one layer's keys and values in full at a time; ``packed``
         lets single new tokens attend over the packed blocks themselves.
     prompt_tokens: length of the prompt, if it comes in several calls; without it the first call is the prompt.
     importance: scores of the prompt's tokens but the last by metric label, [packed layers, tokens] or
-        [1, tokens], for metrics that a cache alone cannot know; of several rows, a list of such mappings.
+        [1, tokens], for metrics that a cache alone cannot know, or for a sweep's own ``random`` draw; of
+        several rows, a list of such mappings.
 
     Raises:
         UsageError: the setting cannot be packed or ranked, or an argument is out of range.
@@ -157,6 +159,15 @@ class SemKVCache(Cache):
         self._disarm()
         super().reset()
         self._arm()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "SemKVCache":
+        """A cache of its own, for example to go on from one prompt in several ways."""
+        copied = memo[id(self)] = type(self).__new__(type(self))
+        parts = {name: part for name, part in vars(self).items() if name != "_refeed"}
+        vars(copied).update(copy.deepcopy(parts, memo), _refeed=None)
+        if not copied.get_seq_length():
+            copied._arm()
+        return copied
 
     @property
     def nbytes(self) -> CacheBytes:

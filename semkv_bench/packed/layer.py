@@ -30,7 +30,8 @@ class Plan:
 
     config, setting, seed, block, parts, attention, prompt_tokens: see ``SemKVCache``.
     padding: of every row, while ``prefill`` runs. workspace: one layer's keys and values in full, reused.
-    seen_padding, seen_mask: what the first layer of a forward call read from the mask.
+    loan: what the last layer served was lent. seen_padding, seen_plain: what the first layer of a forward
+    call read from the mask: padding of every row; whether it hides nothing else.
     """
 
     config: Any

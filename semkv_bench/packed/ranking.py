@@ -120,7 +120,7 @@ class Layouts:
     def joined(self, first: PackedLayout, second: PackedLayout) -> PackedLayout:
         """Layout of the tokens of both."""
         # Both are kept beside their join, so that their identities stay taken.
-        key = (id(first), id(second))
+        key = ("joined", id(first), id(second))
         if key not in self._found:
             levels = torch.cat([first.levels(), second.levels()])
             layout = PackedLayout.build(levels, first.heads, first.head_dim, self.block)
@@ -129,7 +129,7 @@ class Layouts:
 
     def shortened(self, layout: PackedLayout, tokens: int) -> PackedLayout:
         """Layout of the first ``tokens`` tokens."""
-        key = (id(layout), tokens)
+        key = ("shortened", id(layout), tokens)
         if key not in self._found:
             levels = layout.levels()[:tokens]
             shorter = PackedLayout.build(levels, layout.heads, layout.head_dim, self.block)

@@ -1,0 +1,219 @@
+"""Memory of a generation whose context reaches 4,000 tokens: a 16-bit DynamicCache against the packed cache.
+
+Every case runs in a process of its own and is measured from outside the cache, in three ways:
+
+- live: bytes of all tensor storages that exist after the generation, less those that exist after the cache is
+  deleted; found by walking the garbage collector's objects, not by asking the cache;
+- resident: resident memory that the process gives back to the system when the cache is deleted;
+- peak: highest resident memory during the generation, less that of the same generation with a cache that
+  keeps nothing, so that weights and activations cancel.
+
+The rows of the batch are different random tokens, so that each has a cache of its own; no row ends early.
+``python benchmarks/packed_memory.py --help``.
+"""
+
+import argparse
+import ctypes
+import gc
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from transformers import DynamicCache
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from semkv_bench import SemKVCache
+from semkv_bench.device import describe
+from semkv_bench.models import EmbeddedModel
+from semkv_bench.quantizers import Affine, TurboQuant
+from semkv_bench.settings import Setting, TwoLevelMixes, uniform_settings
+
+NOTHING, DYNAMIC = "nothing", "dynamic"
+TOLERANCE = 0.02
+# One heap, and large buffers outside of it: freed memory goes back to the system.
+ALLOCATOR = {"MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": "1048576", "MALLOC_MMAP_THRESHOLD_": "524288"}
+
+
+def main() -> None:
+    """Run every case, compare, write the outcome; exit 1 if a factor is off by more than 2 %."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--context", type=int, default=4000, help="prompt and new tokens together")
+    parser.add_argument("--new-tokens", type=int, default=8)
+    parser.add_argument("--rows", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=Path("results/benchmarks/packed_memory.json"))
+    parser.add_argument("--case", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.case:
+        print(json.dumps(measure(arguments.case, arguments)))
+        return
+    cases = {case: _run_apart(case) for case in (NOTHING, DYNAMIC, *_packed_cases())}
+    outcome = compare(cases, arguments)
+    print(json.dumps(outcome["factors"], indent=1))
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps(outcome, indent=1) + "\n")
+    off = [name for name, row in outcome["factors"].items() if not row["within_tolerance"]]
+    if off:
+        sys.exit(f"factor off by more than {TOLERANCE:.0%}: {', '.join(off)}")
+
+
+def measure(case: str, arguments: argparse.Namespace) -> dict[str, int]:
+    """Bytes of one case, measured in this process."""
+    torch.manual_seed(0)
+    loaded = EmbeddedModel(dtype="bfloat16").load()
+    _generate(loaded, _new_cache(case, loaded), rows=1, context=64, new=4)
+    _collect()
+    before = _resident()
+    Path("/proc/self/clear_refs").write_text("5")
+    cache = _new_cache(case, loaded)
+    _generate(loaded, cache, arguments.rows, arguments.context, arguments.new_tokens)
+    peak = _status("VmHWM")
+    _collect()
+    live, resident = _live(), _resident()
+    parts = vars(cache.nbytes) if isinstance(cache, SemKVCache) else None
+    del cache
+    _collect()
+    return {
+        "live": live - _live(),
+        "resident": resident - _resident(),
+        "peak_above_start": peak - before,
+        "own_account": parts,
+    }
+
+
+def compare(cases: dict[str, dict], arguments: argparse.Namespace) -> dict:
+    """How many times smaller every packed cache is than the 16-bit one, measured and predicted."""
+    full, nothing = cases[DYNAMIC], cases[NOTHING]
+    factors = {}
+    for name, (setting, _) in _packed_cases().items():
+        packed = cases[name]
+        predicted = setting.storage(64).compression
+        row = {
+            "predicted": predicted,
+            "live": full["live"] / packed["live"],
+            "resident": full["resident"] / packed["resident"],
+            "peak": (full["peak_above_start"] - nothing["peak_above_start"])
+            / (packed["peak_above_start"] - nothing["peak_above_start"]),
+        }
+        row["within_tolerance"] = abs(row["live"] / predicted - 1) <= TOLERANCE
+        factors[name] = row
+    model = EmbeddedModel()
+    return {
+        "what": __doc__.split("``python")[0].strip(),
+        "model": model.name,
+        "dtype": "bfloat16",
+        "machine": describe(torch.device("cpu")),
+        "allocator": ALLOCATOR,
+        "rows": arguments.rows,
+        "prompt_tokens": arguments.context - arguments.new_tokens,
+        "new_tokens": arguments.new_tokens,
+        "tolerance_of_live": TOLERANCE,
+        "bytes": cases,
+        "factors": factors,
+    }
+
+
+def _packed_cases() -> dict[str, tuple[Setting, str]]:
+    """Settings by name, each with the way of attention."""
+    settings = [
+        *uniform_settings(Affine(), Affine(), [5]),
+        *uniform_settings(TurboQuant(), TurboQuant(), [4]),
+        # Ranked in each layer: a shared ranking holds all layers in full until the prompt is in.
+        *TwoLevelMixes(6, 5, 0.25, "key_norm", "layer").settings(Affine(), Affine()),
+    ]
+    cases = {setting.name: (setting, "packed") for setting in settings}
+    cases[f"{settings[0].name} dequantized"] = (settings[0], "dequantize")
+    return cases
+
+
+def _run_apart(case: str) -> dict:
+    print(f"{case} ...", file=sys.stderr, flush=True)
+    command = [sys.executable, __file__, *sys.argv[1:], "--case", case]
+    ran = subprocess.run(
+        command, env={**os.environ, **ALLOCATOR}, stdout=subprocess.PIPE, text=True, check=True
+    )
+    return json.loads(ran.stdout.splitlines()[-1])
+
+
+def _new_cache(case: str, loaded) -> Cache:
+    config = loaded.model.config
+    if case == NOTHING:
+        return Cache(layers=[KeepsNothing() for _ in range(config.num_hidden_layers)])
+    if case == DYNAMIC:
+        return DynamicCache(config=config)
+    setting, attention = _packed_cases()[case]
+    return SemKVCache(config, setting, attention=attention)
+
+
+class KeepsNothing(CacheLayerMixin):
+    """Counts tokens and stores none: every call attends to itself alone."""
+
+    is_sliding = False
+    length = 0
+
+    def lazy_initialization(self, key_states, value_states):
+        """Nothing to prepare."""
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        """Hand back what came in."""
+        self.length += key_states.shape[2]
+        return key_states, value_states
+
+    def get_mask_sizes(self, query_length):
+        """The new tokens alone."""
+        return query_length, self.length
+
+    def get_seq_length(self):
+        """Tokens seen."""
+        return self.length
+
+    def get_max_length(self):
+        """No limit."""
+        return -1
+
+
+def _generate(loaded, cache: Cache, rows: int, context: int, new: int) -> None:
+    ids = torch.randint(100, 40_000, (rows, context - new), generator=torch.Generator().manual_seed(1))
+    loaded.model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=new,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+        **{loaded.cache_keyword: cache},
+    )
+
+
+def _collect() -> None:
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+def _live() -> int:
+    """Bytes of all tensor storages that the garbage collector can reach, each once."""
+    storages = {}
+    for found in gc.get_objects():
+        # Containers such as dataclasses hold their tensors; tensors themselves are tracked, too.
+        # Not isinstance, which makes lazy modules speak up.
+        if issubclass(type(found), torch.Tensor):
+            storage = found.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
+
+
+def _resident() -> int:
+    return _status("VmRSS")
+
+
+def _status(name: str) -> int:
+    line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith(name))
+    return int(line.split()[1]) * 1024
+
+
+if __name__ == "__main__":
+    main()
