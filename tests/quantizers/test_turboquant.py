@@ -89,10 +89,10 @@ def test_norms_beyond_float16_stay_finite(quantizer, scale):
 
 
 def test_codes_do_not_depend_on_how_the_tokens_are_split():
-    x = torch.randn(2, 400, 64)
+    x = torch.randn(2, 120, 64)
     coder = TurboQuant().coder(64)
     whole = coder.encode(x, 16).codes
-    for size in (1, 3, 37, 399):
+    for size in (1, 3, 37, 119):
         assert torch.equal(whole, torch.cat([coder.encode(part, 16).codes for part in x.split(size, 1)], 1))
 
 
