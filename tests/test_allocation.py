@@ -66,7 +66,7 @@ def test_fractions_0_and_1_are_the_uniform_settings(tiny, metric, scope):
     outcomes = Engine(tiny).run(_request(tiny), [FULL, *uniform, *mixes])
     for plain, mixed in zip(outcomes[1:3], outcomes[3:], strict=True):
         assert (plain.tokens, plain.ended, plain.reads) == (mixed.tokens, mixed.ended, mixed.reads)
-        assert plain.kl == pytest.approx(mixed.kl, abs=1e-6)
+        assert plain.kl == pytest.approx(mixed.kl, rel=1e-4, abs=1e-6)
 
 
 @pytest.mark.parametrize("scope", ["shared", "layer"])
@@ -96,7 +96,7 @@ def test_pruning_nothing_is_full(tiny_llama):
         _request(tiny_llama), [FULL, *Pruned(1.0, "key_norm").settings(Affine(), Affine())]
     )
     full, pruned = outcomes
-    assert pruned.tokens == full.tokens and pruned.kl == pytest.approx(0, abs=1e-6)
+    assert pruned.tokens == full.tokens and pruned.kl == pytest.approx(0, abs=1e-5)
 
 
 @torch.inference_mode()
