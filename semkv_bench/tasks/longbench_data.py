@@ -1,23 +1,33 @@
-"""LongBench's items: from the hub's archive, a local archive, or a folder of <task>.jsonl files."""
+"""LongBench's items: the hub's archive, a local one, a folder of <task>.jsonl files, or a saved dataset."""
 
 import json
 import urllib.error
 import urllib.request
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 from semkv_bench.errors import MissingError, UsageError
 from semkv_bench.tasks.longbench_metrics import paragraph_number
 
-__all__ = ["HUB_REVISION", "Archive", "Folder", "Item", "Source", "fetch_archive", "open_source"]
+__all__ = [
+    "HUB_REVISION",
+    "Archive",
+    "Folder",
+    "Item",
+    "SavedDataset",
+    "Source",
+    "fetch_archive",
+    "open_source",
+]
 
 HUB_DATASET = "THUDM/LongBench"
 HUB_REVISION = "5e628be450b7e67fb7ae6e201bd6d8f7056f7672"
 _TIMEOUT_S = 15
+_SAVED = ("dataset_dict.json", "state.json")
 _CLASSIFIED = ("trec", "lsht")
 _NUMBERED = ("passage_retrieval_en", "passage_retrieval_zh")
 
@@ -88,6 +98,37 @@ class Archive:
             ) from None
 
 
+@dataclass(frozen=True)
+class SavedDataset:
+    """What ``datasets`` wrote with ``save_to_disk``: one split a task, or rows whose column ``dataset`` names it."""
+
+    path: Path
+
+    def present(self, names: Sequence[str]) -> tuple[str, ...]:
+        return tuple(name for name in names if name in self._rows_by_task)
+
+    def items(self, task: str) -> list[Item]:
+        rows = ((f"{self.path}:{task}, row {i}", row) for i, row in enumerate(self._rows_by_task[task], 1))
+        return _checked(rows, task, f"{self.path}:{task}")
+
+    @cached_property
+    def _rows_by_task(self) -> dict[str, list[Any]]:
+        from datasets import DatasetDict, load_from_disk
+
+        try:
+            saved = load_from_disk(str(self.path))
+        except (OSError, ValueError) as error:
+            raise UsageError(f"task.path={self.path}: cannot read the saved dataset ({error})") from None
+        if isinstance(saved, DatasetDict):
+            return {name: list(split) for name, split in saved.items()}
+        if "dataset" not in saved.column_names:
+            raise UsageError(f"task.path={self.path}: the saved dataset has no column named dataset")
+        rows: dict[str, list[Any]] = {}
+        for row in saved:
+            rows.setdefault(row["dataset"], []).append(row)
+        return rows
+
+
 def _members(archive: zipfile.ZipFile) -> list[str]:
     return [name for name in archive.namelist() if not name.startswith("__MACOSX/")]
 
@@ -95,6 +136,8 @@ def _members(archive: zipfile.ZipFile) -> list[str]:
 def open_source(path: str | Path) -> Source:
     """The folder or archive at ``path``; MissingError where nothing is there."""
     path = Path(path).expanduser()
+    if any((path / name).is_file() for name in _SAVED):
+        return SavedDataset(path)
     if path.is_dir():
         return Folder(path)
     if path.is_file():
@@ -137,21 +180,30 @@ def _touch(url: str) -> None:
 
 
 def _parse(data: bytes, task: str, label: str) -> list[Item]:
-    items: list[Item] = []
-    seen: dict[str, int] = {}
+    return _checked(_lines(data, label), task, label)
+
+
+def _lines(data: bytes, label: str) -> Iterator[tuple[str, Any]]:
     # Splitting at line feeds only: str.splitlines would also split at separators inside the texts.
     for number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
         if not line.strip():
             continue
         where = f"{label}:{number}"
         try:
-            row = json.loads(line)
+            yield where, json.loads(line)
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise UsageError(f"{where}: not valid JSON ({error})") from None
+
+
+def _checked(rows: Iterable[tuple[str, Any]], task: str, label: str) -> list[Item]:
+    """Items of rows that come with where each stands."""
+    items: list[Item] = []
+    seen: dict[str, str] = {}
+    for where, row in rows:
         item = _item(row, task, where)
         if item.item_id in seen:
-            raise UsageError(f"{where}: _id {item.item_id} was already used in line {seen[item.item_id]}")
-        seen[item.item_id] = number
+            raise UsageError(f"{where}: _id {item.item_id} was already used at {seen[item.item_id]}")
+        seen[item.item_id] = where
         items.append(item)
     if not items:
         raise UsageError(f"{label} holds no items")

@@ -110,7 +110,7 @@ def test_damaged_archive(archive):
         (_lines({**ROW, "answers": [3]}), "field answers"),
         (_lines({**ROW, "all_classes": "Food"}), "field all_classes"),
         (_lines({**ROW, "dataset": "musique"}), "field dataset is musique"),
-        (_lines(ROW), "_id 1 was already used in line 1"),
+        (_lines(ROW), r"_id 1 was already used at .*hotpotqa\.jsonl:1"),
     ],
 )
 def test_bad_line_is_named(tmp_path, line, words):
