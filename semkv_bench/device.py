@@ -10,6 +10,7 @@ import psutil
 import torch
 
 from semkv_bench import __version__
+from semkv_bench.kernels import backend
 
 __all__ = ["describe", "memory_total"]
 
@@ -39,6 +40,7 @@ def describe(device: torch.device) -> dict[str, Any]:
         "memory_gib": round(memory_total(torch.device("cpu")) / 2**30, 1),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "cuda": torch.version.cuda,
+        "kernels": backend(device),
     }
 
 
