@@ -136,6 +136,7 @@ def _run_apart(case: str) -> dict:
     ran = subprocess.run(
         command, env={**os.environ, **ALLOCATOR}, stdout=subprocess.PIPE, text=True, check=True
     )
+    print(ran.stdout, file=sys.stderr, flush=True)
     return json.loads(ran.stdout.splitlines()[-1])
 
 

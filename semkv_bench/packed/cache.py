@@ -68,7 +68,8 @@ class SemKVCache(Cache):
     parts: ``prompt``: what follows the prompt stays open. ``both``: it is coded too, in blocks of ``block``
         tokens, each once, as soon as a token beyond the block arrives.
     attention: ``dequantize`` gives the model one layer's keys and values in full at a time; ``packed``
-        lets single new tokens attend over the packed blocks themselves.
+        lets single new tokens attend over the packed blocks themselves, whose values then are float32 and
+        not rounded to the model's type.
     prompt_tokens: length of the prompt, if it comes in several calls; without it the first call is the prompt.
     importance: scores of the prompt's tokens but the last by metric label, [packed layers, tokens] or
         [1, tokens], for metrics that a cache alone cannot know, or for a sweep's own ``random`` draw; of
