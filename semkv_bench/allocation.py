@@ -124,6 +124,8 @@ class Prune(Allocation):
     def __post_init__(self) -> None:
         _check_metric(self.metric, self.scope)
         _check_share("allocation.keep", self.keep)
+        if not self.keep:
+            raise UsageError("allocation.keep=0 deletes the whole cache; keep a share above 0")
 
     @property
     def label(self) -> str:

@@ -61,6 +61,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except Exception as error:
+        if os.environ.get("SEMKV_TRACEBACK"):
+            raise
+        return _fail(
+            SemkvError(f"unexpected {type(error).__name__}: {error} (SEMKV_TRACEBACK=1 shows where)")
+        )
 
 
 def _run(command: str, arguments: list[str]) -> int:
@@ -111,9 +117,12 @@ def _cliff_report(arguments: list[str]) -> int:
     from semkv_bench.cliff_report import make_report
     from semkv_bench.config import compose_config
 
-    overrides = _overrides(arguments)
+    # Hydra would take model= for the group of models.
+    overrides = [f"records_{o}" if o.startswith("model=") else o for o in _overrides(arguments)]
     config = compose_config("cliff_report", overrides)
-    changed = {o.lstrip("+").partition("=")[0].removeprefix("stats.") for o in overrides if "stats." in o}
+    keys = [override.lstrip("+").partition("=")[0] for override in overrides]
+    whole = set(config.stats) if "stats" in keys else set()
+    changed = whole | {key.removeprefix("stats.") for key in keys if key.startswith("stats.")}
     make_report(config, changed, _out)
     return 0
 

@@ -1,6 +1,5 @@
 """From a run folder or a file of foreign scores to the written report."""
 
-import json
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from semkv_bench import report
 from semkv_bench.errors import MissingError, UsageError
 from semkv_bench.foreign import read_records
 from semkv_bench.plan import stats_options
-from semkv_bench.records import read_run
+from semkv_bench.records import read_run, read_sessions
 from semkv_bench.stats import StatsOptions, analyze
 from semkv_bench.sweep import RUNS, newest_run
 
@@ -53,7 +52,8 @@ def run_report(path: Path, console: Console) -> tuple[dict[str, Any], Path]:
 
 def _write_and_show(source: _Source, console: Console) -> dict[str, Any]:
     result = analyze(source.frame, source.options, chance=source.chance, preregistered=source.preregistered)
-    result["batching"] = _batching_noise(source.frame)
+    if "protocol" in source.context:
+        result["batching"] = _batching_noise(source.frame)
     written = report.write(result, source.frame, source.context, source.out)
     report.show(result, source.context, console)
     console.print(f"\nreport: {written.get('report.html', source.out)}", highlight=False, soft_wrap=True)
@@ -76,23 +76,27 @@ def _of_run(path: Path, given: dict[str, Any]) -> _Source:
     frame, protocol = read_run(path)
     fixed = StatsOptions(**protocol["stats"])
     options = replace(fixed, **given)
-    environment = path / "environment.json"
     context = {
         "source": str(path),
         "protocol": protocol,
-        "config": yaml.safe_load((path / "config.yaml").read_text()),
-        "environment": _environment(json.loads(environment.read_text())) if environment.exists() else {},
+        "config": _read_config(path),
+        "environment": _environment(read_sessions(path)),
         "prompts": protocol["prompts"],
         "seeds": protocol["seeds"],
         "planned_examples": protocol["examples"]["count"],
     }
-    return _Source(frame, options, options == fixed, protocol["chance"], context, path)
+    as_fixed = all(getattr(options, name) == getattr(fixed, name) for name in ("margin", "alpha", "average"))
+    return _Source(frame, options, as_fixed, protocol["chance"], context, path)
 
 
 def _foreign(config: DictConfig) -> _Source:
     path = Path(config.records).expanduser()
-    frame = read_records(path, model=config.model)
+    frame = read_records(path, model=config.records_model)
     out = path.with_name(f"{path.stem}-report") if config.out is None else Path(config.out).expanduser()
+    if (out / "protocol.yaml").exists():
+        raise UsageError(f"out={out} is the folder of a run, whose report would be replaced; choose another")
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"out={out} is a file; give a folder")
     return _Source(frame, stats_options(config), False, {}, {"source": str(path)}, out)
 
 
@@ -113,10 +117,19 @@ def _batching_noise(frame: pd.DataFrame) -> dict[str, Any] | None:
     }
 
 
-def _environment(content: dict[str, Any]) -> dict[str, Any]:
+def _read_config(path: Path) -> dict[str, Any]:
+    """The configuration as it was written; nothing depends on it, so a lost one is left out."""
+    try:
+        config = yaml.safe_load((path / "config.yaml").read_text())
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+def _environment(sessions: list[dict[str, Any]]) -> dict[str, Any]:
     """The sessions of a run as one description: the first session's machine, first start and last finish."""
     merged: dict[str, Any] = {}
-    for session in content["sessions"]:
+    for session in sessions:
         for name, value in session.items():
             if name == "seconds":
                 merged[name] = round(merged.get(name, 0) + value, 1)

@@ -79,7 +79,7 @@ class _CliffReport:
     stats: _Stats = field(default_factory=_Stats)
     run: str | None = None
     records: str | None = None
-    model: str | None = None
+    records_model: str | None = None
     out: str | None = None
 
 
@@ -116,7 +116,7 @@ def compose_config(name: str, overrides: Sequence[str] = ()) -> DictConfig:
     try:
         with initialize_config_dir(str(conf_dir()), version_base="1.3"):
             return check_config(name, compose(name, overrides=list(overrides)))
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise UsageError(_in_one_line(error)) from error
 
 
@@ -145,8 +145,11 @@ def check_sweeps(name: str, overrides: Sequence[str]) -> None:
         jobs = BasicSweeper.split_arguments(OverridesParser.create().parse_overrides(list(overrides)), None)
     except HydraException as error:
         raise UsageError(_in_one_line(error)) from error
-    for job in (job for batch in jobs for job in batch):
-        compose_config(name, job)
+    jobs = [job for batch in jobs for job in batch]
+    folders = [compose_config(name, job).out for job in jobs]
+    given = [folder for folder in folders if folder is not None]
+    if len(set(given)) < len(given):
+        raise UsageError(f"-m runs {len(jobs)} sweeps, and out={given[0]} can hold one; leave out=... out")
 
 
 def build(node: DictConfig, what: str) -> Any:
@@ -200,11 +203,14 @@ def _in_one_line(error: BaseException) -> str:
         r"Could not find '(?:.*/)?([^/']+)/([^/']+)'\s+Available options in '.*?':\n((?:\s+\S+\n?)+)", text
     ):
         group, choice, options = found.groups()
-        return f"there is no {group} {choice!r}; choose from {', '.join(options.split())}"
+        known = choices("sweep").get(group, options.split())
+        return f"there is no {group} {choice!r}; choose from {', '.join(known)}"
     if found := re.search(r"Could not override '([^']+)'", text):
         return f"there is no key {found[1]!r} (the command's --help lists groups and keys)"
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     key = next((line.partition(":")[2].strip() for line in lines if line.startswith("full_key:")), "")
+    if "is not a ListConfig" in text:
+        return f"{key} must be a list, for example {key}=[0]"
     noise = (
         "full_key:",
         "object_type=",

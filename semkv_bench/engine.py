@@ -1,5 +1,6 @@
 """The sweep's inner loop: one prefill per example, all settings of its cache as rows of one batch."""
 
+import hashlib
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -76,9 +77,9 @@ class Request:
 class Outcome:
     """What one setting answered. ``tokens`` leaves out the stop token; ``ended`` says that there was one.
 
-    kl: mean Kullback-Leibler divergence of the next-token distribution from that of ``full``, in nats, over the
-    forced reference answer; kl_first the same for its first token; top1_agreement: share of those
-    tokens where both rank the same token first. reads: how often attention was handed quantized layers.
+    kl: mean KL(full || setting) of the next-token distributions, in nats, over the forced reference answer;
+    kl_first the same for its first token; top1_agreement: share of those tokens where both rank the
+    same token first. reads: how often attention was handed quantized layers.
     """
 
     setting: Setting
@@ -196,6 +197,8 @@ class Engine:
             except (torch.OutOfMemoryError, RuntimeError) as error:
                 if not _is_out_of_memory(error):
                     raise
+                if group[0].kind == "full":
+                    self._reference = None
                 self._halve(len(group))
                 continue
             outcomes.extend(done)
@@ -254,6 +257,10 @@ class Engine:
         room = max(request.max_new_tokens, self.options.teacher_tokens) + 1
         capacity = len(request.input_ids) + room
         per_row = row_bytes(self.loaded.shape, capacity, self.loaded.dtype.itemsize)
+        # The forced answer's logits and their logarithms, in float32.
+        per_row += (
+            2 * 4 * self.options.teacher_tokens * self.loaded.model.get_output_embeddings().weight.shape[0]
+        )
         budget = self.options.memory_fraction * memory_total(self.loaded.device)
         fit = max(1, int(budget // per_row))
         return min(fit, self._row_limit or fit)
@@ -323,7 +330,9 @@ def _chooser(request: Request, temperature: float) -> Callable[[Tensor, int], Te
 
     Sampling adds Gumbel noise that all rows share, so that settings differ by their logits and not by luck.
     """
-    generator = torch.Generator().manual_seed(request.seed)
+    # A stream for every prompt: examples of one seed must not share their luck.
+    drawn_by = hashlib.sha256(repr((request.seed, list(request.input_ids))).encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(drawn_by[:7], "big"))
     stops = sorted(request.stop_ids)
 
     def choose(logits: Tensor, step: int) -> Tensor:
@@ -338,7 +347,7 @@ def _chooser(request: Request, temperature: float) -> Callable[[Tensor, int], Te
 
 
 def _coder_seed(seed: int, layer: int, side: int) -> int:
-    return (seed * 1_000 + layer) * 2 + side
+    return ((seed * 1_000 + layer) * 2 + side) % 2**63
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

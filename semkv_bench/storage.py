@@ -35,6 +35,8 @@ def storage_rows(config: DictConfig) -> list[dict[str, Any]]:
     shape = None if config.model is None else build(config.model, "model").shape()
     if config.head_dim is not None and config.head_dim < 1:
         raise UsageError(f"head_dim={config.head_dim} must be a whole number of at least 1")
+    if any(tokens < 1 for tokens in config.context):
+        raise UsageError(f"context={list(config.context)} must hold numbers of tokens of at least 1")
     head_dim = config.head_dim or (shape.head_dim if shape else _HEAD_DIM)
     if shape is not None and config.head_dim not in (None, shape.head_dim):
         raise UsageError(

@@ -41,7 +41,12 @@ def open_run(plan: Plan, config: DictConfig) -> RunFolder:
 def newest_run() -> Path | None:
     """The run under ``results/runs`` that was written last, if there is one."""
     runs = [path.parent for path in RUNS.glob("*/protocol.yaml")]
-    return max(runs, key=lambda path: max(p.stat().st_mtime_ns for p in path.iterdir()), default=None)
+    return max(runs, key=_last_written, default=None)
+
+
+def _last_written(run: Path) -> int:
+    files = [run / "protocol.yaml", *run.glob("records-*.jsonl")]
+    return max(file.stat().st_mtime_ns for file in files)
 
 
 def run_sweep(
@@ -67,7 +72,10 @@ def run_sweep(
         engine = Engine(loaded, plan.engine)
         noisy = _noise_sample(plan)
         began, records = time.monotonic(), []
-        for example in track(sorted(pending, key=_unit), len(pending)):
+        for example in track(folder.share(sorted(pending, key=_unit)), len(pending)):
+            folder.refresh()
+            if _unit(example) in folder.done:
+                continue
             if _same_answers(plan, example, records):
                 records = [{**record, "seed": example.seed} for record in records]
             else:

@@ -1,6 +1,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -145,7 +146,16 @@ def test_longbench_from_a_local_folder(local_folder, tmp_path, capsys):
         (["sweep", "subset=[needles]"], 2, "niah_noise"),
         (["sweep", "seeds=[1,1]"], 2, "names a seed twice"),
         (["sweep", "max_prompt_tokens=3"], 2, "max_prompt_tokens"),
-        (["sweep", "task.length=9000", "per_task=1"], 2, "max_prompt_tokens=8"),
+        (["sweep", "task.length=9000"], 2, "beyond the 8192 positions"),
+        (["sweep", "allocation=prune", "allocation.keep=0"], 2, "allocation.keep=0"),
+        (["sweep", "allocation=two_level", "allocation.fraction=[]"], 2, "empty list"),
+        (["sweep", "experiment=nope"], 2, "small/affine_uniform"),
+        (["sweep", "seeds=3"], 2, "seeds must be a list"),
+        (["sweep", "out=/etc/passwd"], 2, "is a file"),
+        (["sweep", "-m", "out=x", "per_task=1,2"], 2, "can hold one"),
+        (["sweep", "model=custom", "model.path=x", "model.attention=foo"], 2, "model.attention=foo"),
+        (["plan", "grid=null"], 2, "Config group override must be"),
+        (["storage", "context=[-1]"], 2, "context=[-1]"),
         (["sweep", "model=custom", "model.path=/nowhere"], 3, "does not exist"),
         (["sweep", "model=llama31"], 3, "hf download meta-llama/Llama-3.1-8B-Instruct"),
         (["sweep", "task=longbench"], 3, "LongBench"),
@@ -250,6 +260,66 @@ def test_foreign_scores_from_a_csv(tmp_path, capsys):
     assert report["cliff"]["status"] == "located"
     assert (report["cliff"]["lower_bits"], report["cliff"]["upper_bits"]) == (1.0, 2.0)
     assert report["operating_point"]["setting"] == "L4"
+
+
+def test_a_file_of_several_models_asks_which_one(tmp_path, capsys):
+    rows = [
+        {"model": m, "task": "qa", "example_id": i, "setting": s, "code_bits": b, "score": 1.0}
+        for m in ("org/a", "b")
+        for i in range(5)
+        for s, b in (("full", 16), ("L4", 2.0))
+    ]
+    path = tmp_path / "scores.csv"
+    pd.DataFrame(rows).to_csv(path, index=False)
+    assert main(["cliff-report", f"records={path}"]) == 2
+    assert "model=b" in _lines(capsys)[1]
+    assert main(["cliff-report", f"records={path}", "model=org/a", f"out={tmp_path / 'r'}"]) == 0
+    assert json.loads((tmp_path / "r/report.json").read_text())["model"] == "org/a"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("environment.json", "{"),
+        ("environment.json", "[1]"),
+        ("environment.json", '{"sessions": [null]}'),
+        ("config.yaml", ": ["),
+        ("config.yaml", None),
+    ],
+)
+def test_a_report_does_not_depend_on_what_only_describes(run, tmp_path, name, content, capsys):
+    damaged = tmp_path / "run"
+    shutil.copytree(run, damaged)
+    (damaged / name).unlink()
+    if content is not None:
+        (damaged / name).write_text(content)
+    assert main(["cliff-report", f"run={damaged}"]) == 0
+
+
+@pytest.mark.parametrize("content", [b": [", b"\xff\xfe", b"", b"[]"])
+def test_a_damaged_protocol_is_one_line(run, local_folder, tmp_path, content, capsys):
+    damaged = tmp_path / "run"
+    shutil.copytree(run, damaged)
+    (damaged / "protocol.yaml").write_bytes(content)
+    assert main(["cliff-report", f"run={damaged}"]) == 2
+    assert main(_sweep(local_folder, damaged)) == 2
+    err = _lines(capsys)[1].strip().splitlines()
+    assert all("protocol.yaml" in line for line in err) and len(err) == 2
+
+
+def test_a_report_of_foreign_scores_does_not_replace_a_runs(run, tmp_path, capsys):
+    path = tmp_path / "scores.csv"
+    path.write_text("task,example_id,setting,code_bits,score\nqa,1,full,16,1\nqa,1,L4,2,1\n")
+    assert main(["cliff-report", f"records={path}", f"out={run}"]) == 2
+    assert "folder of a run" in _lines(capsys)[1]
+
+
+def test_whole_statistics_given_at_once_count_as_changed(run, tmp_path):
+    assert main(["cliff-report", f"run={run}", f"out={tmp_path}", "stats={margin:0.2}"]) == 0
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["margin"], report["preregistered"]) == (0.2, False)
+    assert main(["cliff-report", f"run={run}", f"out={tmp_path}", "stats.resamples=500"]) == 0
+    assert json.loads((tmp_path / "report.json").read_text())["preregistered"] is True
 
 
 def test_killed_at_random_moments_and_resumed_the_report_is_the_same(run, local_folder, tmp_path):

@@ -36,11 +36,15 @@ def test_the_papers_settings_are_there():
         return {s.name: s for s in planned_settings(compose_config("sweep", [f"experiment=paper/{name}"]))}
 
     semkv = named("affine_semkv")
-    assert [n for n in semkv if "@" in n] == [f"affine-L6/5@{f:g}:key_norm" for f in (0, 0.1, 0.25, 0.5, 0.75, 1)]
+    assert [n for n in semkv if "@" in n] == [
+        f"affine-L6/5@{f:g}:key_norm" for f in (0, 0.1, 0.25, 0.5, 0.75, 1)
+    ]
     assert semkv["affine-L6/5@0.25:key_norm"].storage(128).effective_bits == pytest.approx(2.65)
     mix = named("turboquant_semkv")["turboquant-L4/3@0.75:key_norm"].storage(128)
     assert (round(mix.code_bits, 1), round(mix.effective_bits, 3)) == (1.9, 2.025)
     split = {s.storage(128).code_bits for s in named("turboquant_channel_split").values()}
     assert 2.25 in split
     assert sum("@" in n for n in named("widened_gap")) == 20
-    assert all(s.storage(128).effective_bits == 4 for n, s in named("pruning").items() if n.startswith("prune"))
+    assert all(
+        s.storage(128).effective_bits == 4 for n, s in named("pruning").items() if n.startswith("prune")
+    )

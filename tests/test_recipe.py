@@ -15,7 +15,9 @@ def _report(status, upper=None, lower=None) -> dict:
 
 
 def test_the_two_points_just_above_the_cliff():
-    assert choose_levels(_report("located", "affine-L6", "affine-L4"), LEVELS) == Chosen(high=8, low=6, control=4)
+    assert choose_levels(_report("located", "affine-L6", "affine-L4"), LEVELS) == Chosen(
+        high=8, low=6, control=4
+    )
 
 
 @pytest.mark.parametrize("status", ["undetermined", "above_grid", "below_grid"])
@@ -39,8 +41,14 @@ def test_the_second_sweep_uses_other_seeds_and_mixes(tmp_path):
 
 
 def test_a_model_that_cannot_do_the_task_ends_with_one_line(local_folder, tmp_path, capsys):
-    model = ["model=custom", f"model.path={local_folder}", "task.length=300", "per_task=2", "max_new_tokens=3"]
-    assert main(["recipe", *model, "grid.levels=[8,2]", f"out={tmp_path / 'r'}"]) == 1
+    model = [
+        "model=custom",
+        f"model.path={local_folder}",
+        "task.length=300",
+        "per_task=2",
+        "max_new_tokens=3",
+    ]
+    assert main(["recipe", *model, "grid.levels=[8,4,2]", f"out={tmp_path / 'r'}"]) == 1
     err = capsys.readouterr().err.strip().splitlines()
     assert err[-1].startswith("semkv-bench: the uniform sweep did not locate a cliff")
     assert json.loads((tmp_path / "r/uniform/report.json").read_text())["cliff"]["status"] != "located"
@@ -50,3 +58,26 @@ def test_settings_apart_for_keys_and_values_are_refused(local_folder, tmp_path, 
     arguments = ["model=custom", f"model.path={local_folder}", "grid.value_levels=8", f"out={tmp_path / 'r'}"]
     assert main(["recipe", *arguments]) == 2
     assert "grid.key_levels" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("grid.levels=[8,4]", "three grid points"),
+        ("context=[-5]", "context=[-5]"),
+        ("allocation.metric=nope", "no importance metric 'nope'"),
+        ("allocation.fraction=7", "allocation.fraction=7"),
+        ("allocation=prune", "leave allocation=two_level"),
+    ],
+)
+def test_what_only_the_second_sweep_needs_is_checked_first(override, told, local_folder, tmp_path, capsys):
+    model = [
+        "model=custom",
+        f"model.path={local_folder}",
+        "task.length=300",
+        "per_task=1",
+        "grid.levels=[8,4,2]",
+    ]
+    assert main(["recipe", *model, override, f"out={tmp_path / 'r'}"]) == 2
+    err = capsys.readouterr().err.strip().splitlines()
+    assert told in err[-1] and not (tmp_path / "r").exists()

@@ -67,6 +67,14 @@ def test_several_writers_have_a_file_each(tmp_path):
     assert len(read_run(tmp_path)[0]) == 4
 
 
+def test_writers_take_the_examples_from_different_ends(tmp_path):
+    first, second, third = _started(tmp_path), _started(tmp_path), _started(tmp_path)
+    pending = list("abcdefgh")
+    assert first.share(pending) == pending
+    assert second.share(pending) == pending[::-1]
+    assert third.share(pending)[0] not in "ah" and sorted(third.share(pending)) == pending
+
+
 def test_a_living_writer_is_not_repaired(tmp_path):
     folder = _started(tmp_path)
     folder.append(_unit("a"))
