@@ -66,8 +66,10 @@ def _read_jsonl(path: Path) -> tuple[pd.DataFrame, Where]:
                 continue
             try:
                 row = json.loads(line)
-            except (json.JSONDecodeError, RecursionError) as error:
-                message = getattr(error, "msg", "nested too deeply")
+                # A lone surrogate is legal JSON, but no text that a report could hold.
+                json.dumps(row, ensure_ascii=False).encode()
+            except (ValueError, RecursionError) as error:
+                message = getattr(error, "msg", None) or str(error).splitlines()[0]
                 raise UsageError(f"{path}, line {number}: broken JSON ({message})") from error
             if not isinstance(row, dict):
                 raise UsageError(f"{path}, line {number}: expected a JSON object, got {_short(row)}")

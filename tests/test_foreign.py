@@ -249,3 +249,11 @@ def test_bits_written_with_few_digits_stay_as_written():
     table["code_bits"] = [16, 16, 2.32, 2.32]
     assert normalize(table)["code_bits"].max() == 16
     assert not math.isclose(normalize(table)["code_bits"].min(), math.log2(5), abs_tol=1e-3)
+
+
+@pytest.mark.parametrize("value", ['"\\ud800"', "1" * 5001])
+def test_json_that_python_cannot_hold_is_named_by_line(tmp_path, value):
+    path = tmp_path / "scores.jsonl"
+    path.write_text(f'{{"task": "qa", "example_id": 1, "setting": {value}, "code_bits": 2, "score": 1}}\n')
+    with pytest.raises(UsageError, match="line 1: broken JSON"):
+        read_records(path)
