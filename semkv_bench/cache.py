@@ -94,8 +94,8 @@ class RowLayer(CacheLayerMixin):
         self.length = min(self.length, length)
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forget the newest ``tokens_to_remove`` tokens."""
-        self.rewind(self.length - tokens_to_remove)
+        """Forget the newest tokens; transformers gives their number with a minus sign."""
+        self.rewind(self.length - abs(tokens_to_remove))
 
     def move_row(self, source: int, target: int) -> None:
         """Overwrite row ``target`` with row ``source``."""

@@ -52,6 +52,15 @@ def test_drop_everything_and_start_anew(tiny_llama):
     assert rows.get_seq_length() == 0 and rows.layers[0].keys is not None
 
 
+def test_crop_takes_transformers_negative_count(tiny_llama):
+    rows = RowCache(tiny_llama.model.config)
+    rows.reserve(1, 8)
+    for index in range(3):
+        rows.update(torch.ones(1, 2, 5, 16), torch.ones(1, 2, 5, 16), index)
+    rows.crop(-2)
+    assert rows.get_seq_length() == 3 and rows.layers[2].stored()[0].shape[2] == 3
+
+
 def test_overflow_is_refused(tiny_llama):
     rows = RowCache(tiny_llama.model.config)
     rows.reserve(1, 3)
