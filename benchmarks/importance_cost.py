@@ -4,7 +4,7 @@ Every round runs, in this process and in turn, the stock prefill of transformers
 only, as ``generate`` does it, and with all logits, as a plain forward call does it), the engine's prefill, and
 the engine's prefill under each metric. A cost is the time spent in the metric over the time of the prefill around
 it, of the same pass, so that other load on the machine falls on both; the median over passes counts. The
-cost by wall clock (observed pass over unobserved passes) is given beside it. Passes during which other
+cost by wall clock (observed passes less unobserved ones) is given beside it. Passes during which other
 processes took more than a twentieth of the machine are left out where three undisturbed ones are there.
 On a machine that others use too, run it as ``OMP_WAIT_POLICY=passive python benchmarks/importance_cost.py``: threads
 that wait for each other by spinning lose whole time slices there, observed or not.
@@ -151,7 +151,7 @@ def measure(loaded: LoadedModel, ids: list[int], rounds: int) -> dict[str, Any]:
 
 
 def summary(passes: dict[str, list[Pass]], bases: list[str], runs: list[str]) -> dict[str, Any]:
-    """Medians, rounded to three places. The engine's prefill computes no logits, like ``stock``."""
+    """Medians, rounded to three places."""
     used = {name: undisturbed(made) for name, made in passes.items()}
     seconds = {name: statistics.median(one.seconds for one in made) for name, made in used.items()}
     metrics = {}
@@ -161,10 +161,9 @@ def summary(passes: dict[str, list[Pass]], bases: list[str], runs: list[str]) ->
         metrics[name] = {
             "share": round(share, 3),
             "share_lowest_highest": [round(min(shares), 3), round(max(shares), 3)],
-            "share_if_stock_computed_all_logits": round(
-                share * seconds["stock"] / seconds["stock_all_logits"], 3
-            ),
-            "share_by_wall_clock": round(seconds[name] / seconds["engine"] - 1, 3),
+            "by_wall_clock": {
+                f"of_{base}": round((seconds[name] - seconds["engine"]) / seconds[base], 3) for base in bases
+            },
             "passes": len(passes[name]),
             "undisturbed": sum(one.others <= DISTURBED for one in passes[name]),
         }

@@ -16,6 +16,7 @@ class KeyNorm(CacheMetric):
 
     A quantizer's error grows with the norm, and the attention scores take it up in proportion.
     (Pruning methods read the same number the other way round and keep small keys; Devoto et al., 2024.)
+    In models that normalize their keys (Qwen3, Gemma 3) the norms are nearly equal, and the ranking says little.
     """
 
     name = "key_norm"
