@@ -2,17 +2,35 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from semkv_bench.errors import UsageError
 
-__all__ = ["Example", "Task", "check_choice", "check_draw", "choose_names"]
+__all__ = ["Example", "FollowUp", "Task", "check_choice", "check_draw", "choose_names"]
+
+
+@dataclass(frozen=True)
+class FollowUp:
+    """A later turn of a conversation.
+
+    ``input_ids`` are the tokens fed after the previous answer: what closes that answer, the question, what
+    opens this turn's answer, begun answer included. The other fields are as in ``Example``.
+    """
+
+    input_ids: tuple[int, ...]
+    answers: tuple[str, ...]
+    max_new_tokens: int
+    target_ids: tuple[int, ...]
+    stop_token_ids: tuple[int, ...] = ()
+    min_new_tokens: int = 0
+    all_classes: tuple[str, ...] | None = None
+    depths: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
 class Example:
-    """One prompt with its references, ready for the model.
+    """One prompt with its references, ready for the model; with ``follow_ups``, a conversation.
 
     ``input_ids`` is the whole prompt as it is fed, chat template and begun answer included, with exactly
     one BOS where the tokenizer uses one. ``target_ids`` is ``answers[0]`` as the tokens that would follow
@@ -34,6 +52,29 @@ class Example:
     turn: int = 0
     target_ids: tuple[int, ...] = ()
     depths: tuple[float, ...] = ()
+    follow_ups: tuple[FollowUp, ...] = ()
+
+    @property
+    def turns(self) -> int:
+        """Answers that are asked for."""
+        return 1 + len(self.follow_ups)
+
+    def at(self, turn: int) -> "Example":
+        """The example as ``score`` sees it in ``turn``: with that turn's references and limits."""
+        if turn == 0:
+            return self
+        later = self.follow_ups[turn - 1]
+        return replace(
+            self,
+            turn=turn,
+            answers=later.answers,
+            max_new_tokens=later.max_new_tokens,
+            target_ids=later.target_ids,
+            stop_token_ids=later.stop_token_ids,
+            min_new_tokens=later.min_new_tokens,
+            all_classes=later.all_classes,
+            depths=later.depths,
+        )
 
 
 class Task(ABC):

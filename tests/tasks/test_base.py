@@ -1,7 +1,7 @@
 import pytest
 
 from semkv_bench.errors import UsageError
-from semkv_bench.tasks.base import check_draw, choose_names
+from semkv_bench.tasks.base import Example, FollowUp, check_draw, choose_names
 
 NAMES = ("a", "b", "c", "d")
 GROUPS = {"all": NAMES, "vowels": ("a",), "rest": ("b", "c", "d")}
@@ -54,3 +54,14 @@ def test_bad_draws(changes, words):
     check_draw(**good)
     with pytest.raises(UsageError, match=words):
         check_draw(**{**good, **changes})
+
+
+def test_a_later_turn_is_scored_with_its_own_references():
+    follow_up = FollowUp(
+        input_ids=(7, 8), answers=("two",), max_new_tokens=3, target_ids=(9,), min_new_tokens=1
+    )
+    example = Example("t", "e", 0, (1, 2), ("one",), 5, follow_ups=(follow_up,))
+    later = example.at(1)
+    assert example.turns == 2 and example.at(0) is example
+    assert (later.turn, later.answers, later.max_new_tokens, later.target_ids) == (1, ("two",), 3, (9,))
+    assert later.input_ids == (1, 2) and later.min_new_tokens == 1
