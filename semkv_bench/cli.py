@@ -6,7 +6,8 @@ import os
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from semkv_bench.plan import Plan
     from semkv_bench.records import RunFolder
 
-__all__ = ["main", "sweep_once"]
+__all__ = ["main", "set_up_output", "sweep_once"]
 
 _SUMMARY = """semkv-bench measures where an LLM's quality falls off a cliff as its KV cache loses bits.
 
@@ -40,7 +41,7 @@ _err = Console(stderr=True)
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code (0 good, 1 check failed, 2 wrong usage, 3 something missing)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    _set_up_output()
+    set_up_output()
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         _out.print(_SUMMARY, markup=False, highlight=False)
         return 0
@@ -90,25 +91,56 @@ def _sweep(arguments: list[str]) -> int:
     return 0
 
 
-def sweep_once(config: "DictConfig") -> None:
-    """Run or resume the sweep of a checked configuration, with progress."""
+def sweep_once(config: "DictConfig", worker: int | None = None) -> None:
+    """Run or resume the sweep of a checked configuration, with progress.
+
+    worker: number of the job where several run side by side; they show plain lines and take a GPU each.
+    """
     from semkv_bench.plan import make_plan
+    from semkv_bench.shard import Shard
 
-    folder = _run_plan(make_plan(config), config)
-    _out.print(f"next: semkv-bench cliff-report run={folder.path}", highlight=False, soft_wrap=True)
+    turn = worker if config.shard is None else Shard.parse(config.shard).index - 1
+    with _own_gpu(config, turn):
+        folder = _run_plan(make_plan(config), config, plain=worker is not None)
+    planned = folder.protocol["examples"]["count"]
+    missing = planned - folder.recorded
+    if missing > 0:
+        _out.print(f"{missing} of the run's {planned} examples are left to other shards", highlight=False)
+    if missing <= 0 or worker is None:
+        _out.print(f"next: semkv-bench cliff-report run={folder.path}", highlight=False, soft_wrap=True)
 
 
-def _run_plan(plan: "Plan", config: "DictConfig") -> "RunFolder":
+@contextmanager
+def _own_gpu(config: "DictConfig", turn: int | None) -> Iterator[None]:
+    """Give process number ``turn`` of several a GPU of its own, where there are several and none is asked for."""
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if turn is None or count < 2 or config.model.get("device_map", "") is not None:
+        yield
+        return
+    from semkv_bench.gpus import free_gpu
+
+    with free_gpu(turn, count) as number:
+        config.model.device_map = f"cuda:{number}"
+        yield
+
+
+def _run_plan(plan: "Plan", config: "DictConfig", plain: bool = False) -> "RunFolder":
     from semkv_bench.progress import track
     from semkv_bench.sweep import open_run, run_sweep
 
     folder = open_run(plan, config)
+    shard = "" if plan.shard is None else f" (shard {plan.shard}: {len(plan.share)} of {len(plan.examples)})"
+    examples = f"{len(plan.share)} examples{shard}"
     _err.print(
-        f"{plan.source.name}: {len(plan.settings)} settings on {len(plan.examples)} examples, run folder {folder.path}",
+        f"{plan.source.name}: {len(plan.settings)} settings on {examples}, run folder {folder.path}",
         highlight=False,
         soft_wrap=True,
     )
-    ran = run_sweep(plan, folder, partial(track, what="examples", console=_err), plan.source.load)
+    console = Console(stderr=True, force_terminal=False) if plain else _err
+    what = "examples" if plan.shard is None else f"shard {plan.shard}: examples"
+    ran = run_sweep(plan, folder, partial(track, what=what, console=console), plan.source.load)
     _out.print("nothing left to run" if not ran else f"ran {ran} examples", highlight=False)
     return folder
 
@@ -202,7 +234,8 @@ def _fail(error: SemkvError) -> int:
     return error.exit_code
 
 
-def _set_up_output() -> None:
+def set_up_output() -> None:
+    """Quiet the libraries and show our own log lines on stderr; a worker process calls it once, too."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # Threads that spin at barriers slow a sweep tenfold as soon as anything else wants a core. Read by torch on import.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

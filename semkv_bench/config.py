@@ -17,8 +17,18 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 import semkv_bench
 from semkv_bench.errors import SemkvError, UsageError
+from semkv_bench.shard import Shard
 
-__all__ = ["build", "check_config", "check_sweeps", "choices", "compose_config", "conf_dir", "to_yaml"]
+__all__ = [
+    "build",
+    "check_config",
+    "check_sweeps",
+    "choices",
+    "compose_config",
+    "conf_dir",
+    "to_yaml",
+    "wrong_configuration",
+]
 
 
 @dataclass
@@ -67,6 +77,7 @@ class _Sweep:
     max_prompt_tokens: int | None = None
     max_new_tokens: int | None = None
     out: str | None = None
+    shard: str | None = None
 
 
 @dataclass
@@ -130,26 +141,45 @@ def check_config(name: str, composed: DictConfig) -> DictConfig:
         typed = OmegaConf.merge(OmegaConf.structured(_SCHEMAS[name]), composed)
         OmegaConf.resolve(typed)
         _require_given(typed)
+        if typed.get("shard") is not None:
+            Shard.parse(typed.shard)
         return typed
     except OmegaConfBaseException as error:
         raise UsageError(_in_one_line(error)) from error
 
 
-def check_sweeps(name: str, overrides: Sequence[str]) -> None:
+def check_sweeps(name: str, overrides: Sequence[str]) -> list[DictConfig]:
     """Compose every combination of a multirun's comma-separated ``overrides`` once, to fail before the first job.
 
-    Raises:
-        UsageError: as ``compose_config`` does.
+    Returns the configurations. Raises UsageError as ``compose_config`` does, and where a folder would have to
+    hold several sweeps; shards of one sweep may share it.
     """
     try:
         jobs = BasicSweeper.split_arguments(OverridesParser.create().parse_overrides(list(overrides)), None)
     except HydraException as error:
         raise UsageError(_in_one_line(error)) from error
-    jobs = [job for batch in jobs for job in batch]
-    folders = [compose_config(name, job).out for job in jobs]
-    given = [folder for folder in folders if folder is not None]
-    if len(set(given)) < len(given):
-        raise UsageError(f"-m runs {len(jobs)} sweeps, and out={given[0]} can hold one; leave out=... out")
+    configs = [compose_config(name, job) for batch in jobs for job in batch]
+    for out in dict.fromkeys(config.out for config in configs if config.out is not None):
+        same = [config for config in configs if config.out == out]
+        if len(same) == 1:
+            continue
+        shards = [config.shard for config in same]
+        sweeps = {to_yaml(_without(config, "shard")) for config in same}
+        if len(sweeps) > 1 or None in shards:
+            raise UsageError(f"-m runs {len(same)} sweeps, and out={out} can hold one; leave out=... out")
+        if len(set(shards)) < len(shards):
+            raise UsageError(f"-m names a shard twice: shard={','.join(shards)}")
+    return configs
+
+
+def _without(config: DictConfig, key: str) -> DictConfig:
+    return OmegaConf.masked_copy(config, [name for name in config if name != key])
+
+
+def wrong_configuration(error: BaseException) -> UsageError | None:
+    """What Hydra or OmegaConf found wrong, in one line; None for any other error."""
+    known = isinstance(error, HydraException | OmegaConfBaseException)
+    return UsageError(_in_one_line(error)) if known else None
 
 
 def build(node: DictConfig, what: str) -> Any:

@@ -1,35 +1,129 @@
-"""``sweep -m``: the sweep under Hydra's multirun, with whichever launcher is installed."""
+"""``sweep -m``: the sweep under Hydra's multirun, one after another or through a launcher plugin."""
 
+import gc
 import os
+import signal
 import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from semkv_bench.config import check_config, check_sweeps, conf_dir
+from semkv_bench.config import check_config, check_sweeps, conf_dir, wrong_configuration
+from semkv_bench.errors import MissingError, SemkvError, UsageError
 
-__all__ = ["multirun"]
+__all__ = ["LAUNCHER_PACKAGES", "launcher_of", "multirun"]
+
+LAUNCHER_PACKAGES = {
+    "joblib": "hydra-joblib-launcher",
+    "ray": "hydra-ray-launcher",
+    "ray_aws": "hydra-ray-launcher",
+    "submitit_local": "hydra-submitit-launcher",
+    "submitit_slurm": "hydra-submitit-launcher",
+}
+_HERE = "basic"
 
 
 def multirun(overrides: Sequence[str]) -> int:
     """Run one sweep per combination of the comma-separated choices in ``overrides``.
 
-    Each is a run folder of its own. Raises UsageError for overrides that do not compose.
+    Each has a run folder of its own; shards of one sweep share one.
+
+    Raises:
+        UsageError: overrides that do not compose.
+        MissingError: the launcher chosen is not installed.
+        SemkvError: a worker was lost.
     """
-    check_sweeps("sweep", [o for o in overrides if not o.lstrip("+").startswith("hydra")])
+    launcher = launcher_of(overrides)
+    jobs = check_sweeps("sweep", [o for o in overrides if not o.lstrip("+~").startswith("hydra")])
     launch = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="sweep")(_job)
     # Without it Hydra prints a failed job's traceback and exits by itself.
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    own, sys.argv = sys.argv, [sys.argv[0], "--multirun", "hydra.output_subdir=null", *overrides]
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    own = sys.argv
+    sys.argv = [own[0], "--multirun", *_defaults(launcher, overrides, len(jobs)), *overrides]
     try:
         launch()
+    except SemkvError:
+        raise
+    except Exception as error:
+        if problem := wrong_configuration(error):
+            raise problem from error
+        if launcher == _HERE:
+            raise
+        reason = " ".join(str(error).split())
+        raise SemkvError(
+            f"a job of hydra/launcher={launcher} was lost ({type(error).__name__}: {reason[:300]}); "
+            "what is recorded is safe, run the same command again to continue"
+        ) from error
     finally:
         sys.argv = own
     return 0
 
 
-def _job(config: DictConfig) -> None:
-    from semkv_bench.cli import sweep_once
+def launcher_of(overrides: Sequence[str]) -> str:
+    """Name of the launcher that ``overrides`` choose.
 
-    sweep_once(check_config("sweep", config))
+    Raises:
+        UsageError: there is no such launcher, or several are asked for.
+        MissingError: it is a plugin that is not installed.
+    """
+    chosen = [o.partition("=")[2] for o in overrides if o.lstrip("+").startswith("hydra/launcher=")]
+    launcher = chosen[-1] if chosen else _HERE
+    if launcher != _HERE and launcher not in LAUNCHER_PACKAGES:
+        known = ", ".join([_HERE, *LAUNCHER_PACKAGES])
+        raise UsageError(f"there is no hydra/launcher {launcher!r}; choose one of {known}")
+    if launcher != _HERE:
+        try:
+            version(LAUNCHER_PACKAGES[launcher])
+        except PackageNotFoundError:
+            raise MissingError(
+                f"hydra/launcher={launcher} is not installed: pip install {LAUNCHER_PACKAGES[launcher]}"
+            ) from None
+    return launcher
+
+
+def _defaults(launcher: str, overrides: Sequence[str], jobs: int) -> list[str]:
+    """Overrides of Hydra itself where the user gave none."""
+    given = {override.lstrip("+").partition("=")[0] for override in overrides}
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    # Workers may start in another folder, so that a relative path would not do.
+    folder = str(Path("results/multirun").resolve() / stamp).replace("'", r"\'")
+    defaults = {"hydra.output_subdir": "null", "hydra.sweep.dir": f"'{folder}'"}
+    if launcher == "joblib":
+        defaults["hydra.launcher.n_jobs"] = str(min(jobs, _gpus() or os.cpu_count() or 1))
+    if launcher == "ray":
+        defaults["+hydra.launcher.ray.init.include_dashboard"] = "false"
+        if _gpus():
+            defaults["+hydra.launcher.ray.remote.num_gpus"] = "1"
+    return [f"{key}={value}" for key, value in defaults.items() if key.lstrip("+") not in given]
+
+
+def _gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def _job(config: DictConfig) -> None:
+    from semkv_bench.cli import set_up_output, sweep_once
+
+    context: Any = HydraConfig.get()
+    in_worker = context.runtime.choices.get("hydra/launcher", _HERE) != _HERE
+    os.chdir(context.runtime.cwd)
+    if in_worker:
+        # The parent ends its workers; a Ctrl-C that reaches all would print a traceback for each.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        set_up_output()
+    try:
+        sweep_once(check_config("sweep", config), worker=int(context.job.num) if in_worker else None)
+    finally:
+        # A worker process takes the next job with the memory of the last one given back.
+        gc.collect()
+        if torch := sys.modules.get("torch"):
+            torch.cuda.empty_cache()

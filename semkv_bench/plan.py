@@ -15,6 +15,7 @@ from semkv_bench.models import EmbeddedModel, ModelShape, PretrainedModel
 from semkv_bench.protocols import Prefill
 from semkv_bench.quantizers import Quantizer
 from semkv_bench.settings import FULL, Setting, uniform_settings
+from semkv_bench.shard import Shard
 from semkv_bench.stats import StatsOptions
 from semkv_bench.tasks import Example, Task
 
@@ -39,6 +40,21 @@ class Plan:
     runner: Prefill
     engine: EngineOptions
     protocol: dict[str, Any]
+    shard: Shard | None = None
+
+    @property
+    def share(self) -> tuple[Example, ...]:
+        """The examples that this process is to run: all, or those of its shard."""
+        if self.shard is None:
+            return self.examples
+        if not self.repeats_alike:
+            return self.shard.take(self.examples)
+        return self.shard.take(self.examples, lambda e: (e.example_id, prompt_hash(e)))
+
+    @property
+    def repeats_alike(self) -> bool:
+        """Would an item that several seeds drew give the same records again?"""
+        return not self.engine.temperature and not any(setting.seeded for setting in self.settings)
 
 
 def make_plan(config: DictConfig, exclude: Collection[tuple[str, str]] = ()) -> Plan:
@@ -50,6 +66,7 @@ def make_plan(config: DictConfig, exclude: Collection[tuple[str, str]] = ()) -> 
         UsageError: a value that cannot work, for example a group that does not divide the head.
         MissingError: model or data files that are not there.
     """
+    shard = None if config.get("shard") is None else Shard.parse(config.shard)
     settings = planned_settings(config)
     engine = EngineOptions(**OmegaConf.to_container(config.engine))
     stats = stats_options(config)
@@ -100,7 +117,7 @@ def make_plan(config: DictConfig, exclude: Collection[tuple[str, str]] = ()) -> 
         "engine": _decided(config, "engine"),
         "stats": asdict(stats),
     }
-    return Plan(source, shape, settings, task, tuple(examples), runner, engine, protocol)
+    return Plan(source, shape, settings, task, tuple(examples), runner, engine, protocol, shard)
 
 
 def quantizers(config: DictConfig) -> tuple[Quantizer, Quantizer]:

@@ -55,9 +55,11 @@ class RunFolder:
             raise UsageError(f"out={path} is a file; give a folder")
         with _explained(path):
             path.mkdir(parents=True, exist_ok=True)
+            # Listed before the protocol is looked for: another process may write both at this moment.
+            entries = list(path.iterdir())
             if (path / "protocol.yaml").exists():
                 _require_same(path, sealed)
-            elif any(path.iterdir()) and not _only_scratch(path):
+            elif not _only_scratch(entries):
                 raise UsageError(f"{path} is not empty and not a run folder; choose another out=DIR")
             else:
                 _write_atomically(path / "config.yaml", config_yaml)
@@ -114,7 +116,7 @@ class RunFolder:
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         """Note what the run was done on; a resumed run appends to the list of sessions."""
         target = self.path / "environment.json"
-        with _explained(self.path), (self.path / "protocol.yaml").open() as guard:
+        with _explained(self.path), (self.path / "protocol.yaml").open("r+") as guard:
             fcntl.flock(guard, fcntl.LOCK_EX)
             sessions = read_sessions(self.path)
             content = {"sessions": [*sessions, dict(environment)]}
@@ -123,8 +125,12 @@ class RunFolder:
     @property
     def complete(self) -> bool:
         """Are all planned examples recorded?"""
-        units = {unit for file in self._files() for unit in _complete_units(file, self._unit_size)}
-        return len(units) >= self.protocol["examples"]["count"]
+        return self.recorded >= self.protocol["examples"]["count"]
+
+    @property
+    def recorded(self) -> int:
+        """Examples that are recorded by now, whoever ran them."""
+        return len({unit for file in self._files() for unit in _complete_units(file, self._unit_size)})
 
     @property
     def _unit_size(self) -> int:
@@ -247,8 +253,8 @@ def _require_same(path: Path, sealed: Mapping[str, Any]) -> None:
         )
 
 
-def _only_scratch(path: Path) -> bool:
-    return all(entry.name in {"config.yaml"} or entry.name.endswith(".tmp") for entry in path.iterdir())
+def _only_scratch(entries: Iterable[Path]) -> bool:
+    return all(entry.name in {"config.yaml"} or entry.name.endswith(".tmp") for entry in entries)
 
 
 def _dump(content: Mapping[str, Any]) -> str:

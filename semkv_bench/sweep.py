@@ -1,13 +1,15 @@
 """Running a plan: folder, resume, the loop over examples, one record per setting."""
 
+import fcntl
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from semkv_bench.config import to_yaml
 from semkv_bench.device import describe
@@ -27,15 +29,30 @@ RUNS = Path("results/runs")
 
 def open_run(plan: Plan, config: DictConfig) -> RunFolder:
     """The folder of this sweep: ``out``, or the newest unfinished run of the same protocol, or a new one."""
+    written = to_yaml(OmegaConf.masked_copy(config, [key for key in config if key != "shard"]))
     if config.out is not None:
-        return RunFolder.open(Path(config.out).expanduser(), plan.protocol, to_yaml(config))
+        return RunFolder.open(Path(config.out).expanduser(), plan.protocol, written)
     short = protocol_hash(plan.protocol)[:10]
-    for path in sorted(RUNS.glob(f"*-{short}"), reverse=True):
-        folder = RunFolder.open(path, plan.protocol, to_yaml(config))
-        if not folder.complete:
-            return folder
-    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    return RunFolder.open(RUNS / f"{stamp}-{short}", plan.protocol, to_yaml(config))
+    with _one_at_a_time():
+        for path in sorted(RUNS.glob(f"*-{short}"), reverse=True):
+            folder = RunFolder.open(path, plan.protocol, written)
+            if not folder.complete:
+                return folder
+        stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+        return RunFolder.open(RUNS / f"{stamp}-{short}", plan.protocol, written)
+
+
+@contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Shards that start together must find one folder, not make one each."""
+    try:
+        RUNS.parent.mkdir(parents=True, exist_ok=True)
+        guard = (RUNS.parent / ".runs.lock").open("w")
+    except OSError as error:
+        raise SemkvError(f"cannot write {RUNS.parent}: {error.strerror}; give a folder by out=DIR") from error
+    with guard:
+        fcntl.flock(guard, fcntl.LOCK_EX)
+        yield
 
 
 def newest_run() -> Path | None:
@@ -55,13 +72,14 @@ def run_sweep(
     track: Callable[[Iterable[Example], int], Iterator[Example]],
     load: Callable[[], LoadedModel],
 ) -> int:
-    """Run what the folder lacks; ``track`` wraps the pending examples to show progress, ``load`` gives the model.
+    """Run what the folder lacks of the plan's share; ``track`` wraps the pending examples to show progress,
+    ``load`` gives the model.
 
     Returns the number of examples that were run.
     """
     folder.start()
     try:
-        pending = [example for example in plan.examples if _unit(example) not in folder.done]
+        pending = [example for example in plan.share if _unit(example) not in folder.done]
         if not pending:
             return 0
         loaded = load()
@@ -71,7 +89,7 @@ def run_sweep(
         )
         engine = Engine(loaded, plan.engine)
         noisy = _noise_sample(plan)
-        began, records = time.monotonic(), []
+        began, ran, records = time.monotonic(), 0, []
         for example in track(folder.share(sorted(pending, key=_unit)), len(pending)):
             folder.refresh()
             if _unit(example) in folder.done:
@@ -81,20 +99,21 @@ def run_sweep(
             else:
                 records = _answers(plan, engine, example, alone=_unit(example) in noisy)
             folder.append(records)
+            ran += 1
         folder.write_environment(
             {
                 "finished": datetime.now(UTC).isoformat(timespec="seconds"),
                 "seconds": round(time.monotonic() - began, 1),
             }
         )
-        return len(pending)
+        return ran
     finally:
         folder.close()
 
 
 def _same_answers(plan: Plan, example: Example, before: list[dict[str, Any]]) -> bool:
     """Would the records ``before`` come out again? So where an item was drawn twice and the seed changes nothing."""
-    if not before or plan.engine.temperature or any(setting.seeded for setting in plan.settings):
+    if not before or not plan.repeats_alike:
         return False
     same = ("task", example.task), ("example_id", example.example_id), ("prompt_hash", prompt_hash(example))
     return all(before[0][name] == value for name, value in same)

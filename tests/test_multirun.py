@@ -1,0 +1,78 @@
+import pytest
+
+from semkv_bench.cli import main
+from semkv_bench.config import check_sweeps
+from semkv_bench.errors import UsageError
+from semkv_bench.records import read_run
+
+QUICK = ["per_task=3", "task.length=300", "max_new_tokens=2", "grid.levels=[4,2]", "subset=[niah_noise]"]
+
+
+@pytest.fixture
+def sweep(local_folder, tmp_path, monkeypatch):
+    """The command of a small sweep, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    return ["sweep", "model=custom", f"model.path={local_folder}", *QUICK]
+
+
+def test_shards_share_the_default_folder_and_complete_it(sweep, tmp_path, capsys):
+    assert main([*sweep, "shard=1/2"]) == 0
+    assert "1 of the run's 3 examples are left to other shards" in capsys.readouterr().out
+    assert main([*sweep, "shard=1/2"]) == 0
+    assert "nothing left to run" in capsys.readouterr().out
+    assert main([*sweep, "shard=2/2"]) == 0
+    assert "left to other shards" not in capsys.readouterr().out
+    (run,) = (tmp_path / "results/runs").iterdir()
+    frame, protocol = read_run(run)
+    assert len(frame) == 3 * 3 and not frame.duplicated(["task", "example_id", "seed", "setting"]).any()
+    assert "shard" not in protocol and "shard" not in (run / "config.yaml").read_text()
+
+
+def test_a_shard_skips_what_a_whole_sweep_has_done(sweep, tmp_path, capsys):
+    assert main([*sweep, "out=run"]) == 0
+    assert main([*sweep, "out=run", "shard=2/3"]) == 0
+    assert "nothing left to run" in capsys.readouterr().out
+    assert len(read_run(tmp_path / "run")[0]) == 3 * 3
+
+
+def test_multirun_of_shards_fills_one_folder(sweep, tmp_path):
+    assert main([*sweep, "-m", "shard=1/2,2/2", "out=run"]) == 0
+    assert len(read_run(tmp_path / "run")[0]) == 3 * 3
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["out=x", "per_task=1,2"], "can hold one"),
+        (["out=x", "per_task=1,2", "shard=1/2"], "can hold one"),
+        (["out=x", "shard=1/2,1/2"], "names a shard twice: shard=1/2,1/2"),
+        (["out=x", "shard=1/2,3/2"], "shard=3/2 must be i/K"),
+    ],
+)
+def test_what_one_folder_cannot_hold(overrides, told):
+    with pytest.raises(UsageError, match=told):
+        check_sweeps("sweep", overrides)
+
+
+def test_folders_and_shards_may_be_crossed():
+    assert len(check_sweeps("sweep", ["shard=1/2,2/2", "out=x"])) == 2
+    assert len(check_sweeps("sweep", ["shard=1/2,2/2", "quantizer=affine,turboquant"])) == 4
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "told"),
+    [
+        (["sweep", "shard=0/4"], 2, "shard=0/4 must be i/K"),
+        (["sweep", "shard=5/4"], 2, "shard=5/4 must be i/K"),
+        (["sweep", "shard=x"], 2, "shard=x must be i/K"),
+        (["plan", "shard=2"], 2, "shard=2 must be i/K"),
+        (["recipe", "shard=1/2"], 2, "leave shard out"),
+        (["sweep", "-m", "hydra/launcher=nope", "shard=1/2,2/2"], 2, "choose one of basic, joblib"),
+    ],
+)
+def test_wrong_usage_is_one_line(command, code, told, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(command) == code
+    err = capsys.readouterr().err
+    assert told in err and len(err.strip().splitlines()) == 1
+    assert not (tmp_path / "results").exists()
