@@ -2,6 +2,8 @@
 
 from semkv_bench.tasks.base import Example, FollowUp, Task
 from semkv_bench.tasks.longbench import LongBench
+from semkv_bench.tasks.longform import Longform
 from semkv_bench.tasks.synthetic import Synthetic
+from semkv_bench.tasks.synthetic_multiturn import SyntheticMultiturn
 
-__all__ = ["Example", "FollowUp", "LongBench", "Synthetic", "Task"]
+__all__ = ["Example", "FollowUp", "LongBench", "Longform", "Synthetic", "SyntheticMultiturn", "Task"]

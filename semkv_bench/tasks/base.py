@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from semkv_bench.errors import UsageError
 
-__all__ = ["Example", "FollowUp", "Task", "check_choice", "check_draw", "choose_names"]
+__all__ = ["Example", "FollowUp", "Task", "check_choice", "check_draw", "check_whole", "choose_names"]
 
 
 @dataclass(frozen=True)
@@ -159,6 +159,13 @@ def check_draw(
     for key, value in limits.items():
         if value is not None and not (_is_int(value) and value >= 1):
             raise UsageError(f"{key}={value} must be a whole number of at least 1, or null")
+
+
+def check_whole(key: str, value: Any, least: int, most: int | None = None) -> None:
+    """Raise UsageError unless ``value`` is a whole number from ``least`` to ``most``."""
+    if not _is_int(value) or value < least or (most is not None and value > most):
+        span = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise UsageError(f"{key}={value} must be a whole number {span}")
 
 
 def _is_int(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Text to the token ids that a model is fed: chat template, truncation, one BOS."""
+"""Text to the token ids that a model is fed: chat template, truncation, one BOS, later turns."""
 
 import datetime
 import re
@@ -7,20 +7,27 @@ from typing import Any
 
 from semkv_bench.errors import UsageError
 
-__all__ = ["Encoded", "encode_prompt", "encode_target"]
+__all__ = ["Encoded", "encode_follow_up", "encode_prompt", "encode_target"]
 
 # Some chat templates print today's date; the same prompt must not differ from day to day.
 _TEMPLATE_DATE = datetime.date(2024, 7, 26)
 _TODAY_CALL = re.compile(r"""strftime_now\(\s*(['"])(.*?)\1\s*\)""")
+# What opens an answer without thinking, and what templates leave out when they print the answer again.
+_EMPTY_THOUGHT = re.compile(r"<think>\s*</think>")
+_SKIPPED = re.compile(r"\s+|<think>\s*</think>")
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """Token ids of a whole prompt, the text they spell, and whether the middle was cut out."""
+    """Token ids of a whole prompt, the text they spell, and whether the middle was cut out.
+
+    ``said``: the texts of user and assistant in turn, the last one the begun answer.
+    """
 
     input_ids: tuple[int, ...]
     text: str
     truncated: bool
+    said: tuple[str, ...] = ()
 
 
 def encode_prompt(
@@ -61,30 +68,94 @@ def encode_target(tokenizer: Any, prompt: Encoded, answer: str, *, spaced: bool)
     ``spaced``: the language separates words by spaces, so that one comes first unless the prompt ends in one
     or in a special token.
     """
-    gap = ""
-    if spaced and prompt.text and not prompt.text[-1].isspace():
-        ends_special = prompt.input_ids[-1] in set(tokenizer.all_special_ids)
-        gap = "" if ends_special else " "
-    whole = _ids(tokenizer, prompt.text + gap + answer)
+    return tuple(_following(tokenizer, prompt, _gap(tokenizer, prompt, spaced) + answer))
+
+
+def encode_follow_up(
+    tokenizer: Any,
+    prompt: Encoded,
+    answer: str,
+    question: str,
+    *,
+    spaced: bool,
+    chat: bool = True,
+    answer_prefix: str = "",
+) -> tuple[Encoded, tuple[int, ...]]:
+    """The conversation in which ``answer`` followed ``prompt`` and ``question`` is asked next.
+
+    Returns all of it, ready for a further turn, and the token ids that are fed after the tokens of the
+    answer: what the chat template puts between an answer's text and the next begun answer. Without a chat
+    template an empty line comes before the question and a line break before the begun answer. ``spaced`` as
+    in ``encode_target``.
+
+    The tokens of earlier turns are in the cache by then and stay as they were fed, with their white space
+    and with the empty thinking block that some templates do not print again. Raises UsageError where the
+    template changes anything else of what was said before.
+    """
+    answer = _gap(tokenizer, prompt, spaced) + answer
+    fed = replace(
+        prompt,
+        text=prompt.text + answer,
+        input_ids=prompt.input_ids + tuple(_following(tokenizer, prompt, answer)),
+    )
+    said = (*prompt.said[:-1], prompt.said[-1] + answer, question, answer_prefix)
+    if chat and getattr(tokenizer, "chat_template", None):
+        between = _after(_render(tokenizer, said[:-1]), fed.text)
+    else:
+        between = f"\n\n{question}\n"
+    ids = tuple(_following(tokenizer, fed, between + answer_prefix))
+    whole = replace(fed, text=fed.text + between + answer_prefix, input_ids=fed.input_ids + ids, said=said)
+    return whole, ids
+
+
+def _after(rendered: str, fed: str) -> str:
+    """What follows ``fed`` in ``rendered``, which begins with it save for white space and empty thoughts."""
+    end = 0
+    for character in "".join(_EMPTY_THOUGHT.sub("", fed).split()):
+        while end < len(rendered) and (skipped := _SKIPPED.match(rendered, end)):
+            end = skipped.end()
+        if end == len(rendered) or rendered[end] != character:
+            raise UsageError(
+                "this model's chat template changes earlier turns when a later one is added, so their cache "
+                "cannot be kept; choose another model, or task.chat=false for conversations without a template"
+            )
+        end += 1
+    trailing = fed[len(fed.rstrip()) :]
+    return rendered[end:].removeprefix(trailing)
+
+
+def _gap(tokenizer: Any, prompt: Encoded, spaced: bool) -> str:
+    """What separates an answer from ``prompt``: nothing, or a space."""
+    if not spaced or not prompt.text or prompt.text[-1].isspace():
+        return ""
+    return "" if prompt.input_ids[-1] in set(tokenizer.all_special_ids) else " "
+
+
+def _following(tokenizer: Any, prompt: Encoded, text: str) -> list[int]:
+    """Token ids of ``text`` after ``prompt``, whose own tokens stay."""
+    whole = _ids(tokenizer, prompt.text + text)
     n = len(prompt.input_ids)
-    if whole[:n] == list(prompt.input_ids):
-        return tuple(whole[n:])
-    return tuple(_raw_ids(tokenizer, gap + answer))
+    return whole[n:] if whole[:n] == list(prompt.input_ids) else _raw_ids(tokenizer, text)
 
 
 def _encode_whole(tokenizer: Any, prompt: str, chat: bool, answer_prefix: str) -> Encoded:
     text = prompt
     if chat and getattr(tokenizer, "chat_template", None):
-        text = tokenizer.apply_chat_template(
-            [{"role": "user", "content": prompt}],
-            tokenize=False,
-            add_generation_prompt=True,
-            chat_template=_undated(tokenizer.get_chat_template()),
-            # A thinking block would use up a short answer's limit.
-            enable_thinking=False,
-        )
+        text = _render(tokenizer, (prompt,))
     text += answer_prefix
-    return Encoded(tuple(_ids(tokenizer, text)), text, False)
+    return Encoded(tuple(_ids(tokenizer, text)), text, False, (prompt, answer_prefix))
+
+
+def _render(tokenizer: Any, said: tuple[str, ...]) -> str:
+    """The chat template's text of what user and assistant said in turn, up to where the assistant goes on."""
+    return tokenizer.apply_chat_template(
+        [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(said)],
+        tokenize=False,
+        add_generation_prompt=True,
+        chat_template=_undated(tokenizer.get_chat_template()),
+        # A thinking block would use up a short answer's limit.
+        enable_thinking=False,
+    )
 
 
 def _without_middle(tokenizer: Any, ids: list[int], limit: int) -> str:

@@ -7,23 +7,14 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
-from semkv_bench.errors import UsageError
-from semkv_bench.tasks.base import Example, Task, check_draw, choose_names
+from semkv_bench.tasks.base import Example, Task, check_draw, check_whole, choose_names
 from semkv_bench.tasks.encoding import Encoded, encode_prompt, encode_target
-from semkv_bench.tasks.haystack import FILLERS, insert_at
+from semkv_bench.tasks.haystack import FILLERS
+from semkv_bench.tasks.needles import bury, draw_depths, draw_keys, draw_values
 
-__all__ = ["DEFAULT_SUBTASKS", "SUBTASKS", "Synthetic"]
+__all__ = ["DEFAULT_SUBTASKS", "SUBTASKS", "Synthetic", "share_of_values"]
 
 DEFAULT_PER_TASK = 20
-_GOLDEN_RATIO = 0.6180339887498949
-
-_COLOURS = (
-    "amber", "scarlet", "violet", "turquoise", "crimson", "emerald", "ivory", "cobalt", "silver", "golden",
-)  # fmt: skip
-_OBJECTS = (
-    "lantern", "compass", "dragon", "castle", "rocket", "violin", "glacier", "tiger", "helmet", "submarine",
-    "telescope", "pyramid", "falcon", "locomotive", "diamond", "volcano",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -46,18 +37,8 @@ class _SubTask:
     spare_tokens: int = 8
 
 
-def _keys(rng: random.Random, n: int) -> list[str]:
-    """``n`` keys that share neither colour nor object."""
-    pairs = zip(rng.sample(_COLOURS, n), rng.sample(_OBJECTS, n), strict=True)
-    return [f"{colour} {thing}" for colour, thing in pairs]
-
-
-def _values(rng: random.Random, n: int) -> list[str]:
-    return [str(value) for value in rng.sample(range(10**6, 10**7), n)]
-
-
 def _one_of_many_keys(rng: random.Random, n_keys: int) -> _Puzzle:
-    keys, values = _keys(rng, n_keys), _values(rng, n_keys)
+    keys, values = draw_keys(rng, n_keys), draw_values(rng, n_keys)
     asked = rng.randrange(n_keys)
     plural = "Secret numbers are" if n_keys > 1 else "A secret number is"
     return _Puzzle(
@@ -71,7 +52,7 @@ def _one_of_many_keys(rng: random.Random, n_keys: int) -> _Puzzle:
 
 
 def _one_key_many_values(rng: random.Random, n_values: int) -> _Puzzle:
-    (key,), values = _keys(rng, 1), _values(rng, n_values)
+    (key,), values = draw_keys(rng, 1), draw_values(rng, n_values)
     return _Puzzle(
         intro="Secret numbers are hidden in the text below. Read it carefully, I will ask about them.",
         needles=tuple(f"One of the secret numbers of the {key} is {value}." for value in values),
@@ -90,9 +71,9 @@ def _variable_chain(rng: random.Random, hops: int) -> _Puzzle:
         name = "".join(rng.sample(letters, 5))
         if name not in names:
             names.append(name)
-    values = [value[:5] for value in _values(rng, 2)]
+    values = [value[:5] for value in draw_values(rng, 2)]
     while values[0] == values[1]:
-        values = [value[:5] for value in _values(rng, 2)]
+        values = [value[:5] for value in draw_values(rng, 2)]
     chains = [names[: hops + 1], names[hops + 1 :]]
     order = [0] * (hops + 1) + [1] * (hops + 1)
     rng.shuffle(order)
@@ -141,8 +122,7 @@ class Synthetic(Task):
 
     def __post_init__(self) -> None:
         _ = self.names
-        if not isinstance(self.length, int) or isinstance(self.length, bool) or self.length < 1:
-            raise UsageError(f"task.length={self.length} must be a whole number of tokens")
+        check_whole("task.length", self.length, 1)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -178,8 +158,13 @@ class Synthetic(Task):
 
     def score(self, example: Example, prediction: str) -> float:
         """Share of the reference's values that stand in the prediction as whole runs of digits or letters."""
-        wanted = set(_runs(example.answers[0]))
-        return len(wanted & set(_runs(prediction))) / len(wanted)
+        return share_of_values(example.answers[0], prediction)
+
+
+def share_of_values(reference: str, prediction: str) -> float:
+    """Share of the runs of digits or letters in ``reference`` that are whole runs of ``prediction`` too."""
+    wanted = set(_runs(reference))
+    return len(wanted & set(_runs(prediction))) / len(wanted)
 
 
 def _runs(text: str) -> list[str]:
@@ -191,9 +176,14 @@ def _example(
 ) -> Example:
     subtask = SUBTASKS[name]
     puzzle = subtask.puzzle(random.Random(f"{name}/{seed}/{index}"))
-    depths = _depths(name, seed, index, puzzle)
-    sentences = FILLERS[subtask.filler](random.Random(f"{name}/{seed}/{index}/filler"))
-    prompt = _fill(tokenizer, name, puzzle, depths, sentences, limit)
+    depths = draw_depths(name, seed, index, len(puzzle.needles))
+    filler = FILLERS[subtask.filler](random.Random(f"{name}/{seed}/{index}/filler"))
+
+    def encode(text: str) -> Encoded:
+        whole = f"{puzzle.intro}\n\n{text}\n\n{puzzle.question}"
+        return encode_prompt(tokenizer, whole, answer_prefix=puzzle.answer_prefix)
+
+    prompt = bury(name, puzzle.needles, depths, filler, encode, limit)
     answer = ", ".join(puzzle.wanted)
     target = encode_target(tokenizer, prompt, answer, spaced=True)
     return Example(
@@ -206,45 +196,3 @@ def _example(
         target_ids=target,
         depths=tuple(depths[i] for i in puzzle.asked),
     )
-
-
-def _depths(name: str, seed: int, index: int, puzzle: _Puzzle) -> list[float]:
-    """Depths in reading order: evenly apart, and stepped from index to index so that few cover the range."""
-    start = random.Random(f"{name}/{seed}/depth").random() + index * _GOLDEN_RATIO
-    n = len(puzzle.needles)
-    return sorted((start + i / n) % 1.0 for i in range(n))
-
-
-def _fill(
-    tokenizer: Any,
-    name: str,
-    puzzle: _Puzzle,
-    depths: Sequence[float],
-    sentence: Callable[[], str],
-    limit: int,
-) -> Encoded:
-    """The prompt with as many whole sentences of filler as ``limit`` tokens allow."""
-    filler: list[str] = []
-
-    def whole(n: int) -> Encoded:
-        filler.extend(sentence() for _ in range(n - len(filler)))
-        text = " ".join(insert_at(filler[:n], puzzle.needles, depths))
-        prompt = f"{puzzle.intro}\n\n{text}\n\n{puzzle.question}"
-        return encode_prompt(tokenizer, prompt, answer_prefix=puzzle.answer_prefix)
-
-    shortest = len(whole(0).input_ids)
-    if shortest > limit:
-        raise UsageError(
-            f"prompts of {limit} tokens are too short for {name}, which takes {shortest} without any filler; "
-            "raise task.length or max_prompt_tokens"
-        )
-    fits, over = 0, 1
-    while len(whole(over).input_ids) <= limit:
-        fits, over = over, 2 * over
-    while over - fits > 1:
-        middle = (fits + over) // 2
-        if len(whole(middle).input_ids) <= limit:
-            fits = middle
-        else:
-            over = middle
-    return whole(fits)

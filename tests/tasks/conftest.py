@@ -8,7 +8,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 BOS_TEMPLATE = (
-    "{{ bos_token }}{% for m in messages %}<user>{{ m['content'] }}</user>{% endfor %}"
+    "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'user' %}<user>{{ m['content'] }}</user>"
+    "{% else %}<reply>{{ m['content'] }}{{ eos_token }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<reply>{% endif %}"
 )
 CHATML_TEMPLATE = (

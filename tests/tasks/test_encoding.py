@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from semkv_bench.errors import UsageError
-from semkv_bench.tasks.encoding import encode_prompt, encode_target
+from semkv_bench.tasks.encoding import encode_follow_up, encode_prompt, encode_target
 
 
 def _bytes(tokenizer, text):
@@ -106,3 +106,107 @@ def test_target_after_a_special_token_has_no_space(bos_twice):
     prompt = encode_prompt(bos_twice, "Q")
     assert bos_twice.decode(prompt.input_ids[-1:]) == "<reply>"
     assert bos_twice.decode(encode_target(bos_twice, prompt, "42", spaced=True)) == "42"
+
+
+def _talk(tokenizer, **keys):
+    """Two turns, answered "42" and "43": (first prompt, first answer, tokens between, whole)."""
+    first = encode_prompt(tokenizer, "One?", answer_prefix="It is", **keys)
+    answer = encode_target(tokenizer, first, "42", spaced=True)
+    whole, ids = encode_follow_up(
+        tokenizer, first, "42", "Two?", spaced=True, answer_prefix="Then it is", **keys
+    )
+    return first, answer, whole, ids
+
+
+def test_later_turn_is_what_the_template_puts_between_two_answers(chatml):
+    first, answer, whole, ids = _talk(chatml)
+    assert chatml.decode(ids) == (
+        "<|im_end|>\n<|im_start|>user\nTwo?<|im_end|>\n<|im_start|>assistant\nThen it is"
+    )
+    assert whole.input_ids == first.input_ids + answer + ids
+    messages = [
+        {"role": "user", "content": "One?"},
+        {"role": "assistant", "content": "It is 42"},
+        {"role": "user", "content": "Two?"},
+    ]
+    rendered = chatml.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert whole.text == rendered + "Then it is"
+    assert list(whole.input_ids) == _bytes(chatml, whole.text)
+
+
+def test_third_turn_goes_on_from_the_second(chatml):
+    _, _, whole, _ = _talk(chatml)
+    third, ids = encode_follow_up(chatml, whole, "43", "Three?", spaced=True, answer_prefix="Now it is")
+    assert chatml.decode(third.input_ids).endswith(
+        "Two?<|im_end|>\n<|im_start|>assistant\nThen it is 43<|im_end|>\n<|im_start|>user\nThree?<|im_end|>\n"
+        "<|im_start|>assistant\nNow it is"
+    )
+    assert third.input_ids[-len(ids) :] == ids
+
+
+def test_later_turn_without_template(plain, chatml):
+    assert plain.decode(_talk(plain)[3]) == "\n\nTwo?\nThen it is"
+    assert chatml.decode(_talk(chatml, chat=False)[3]) == "\n\nTwo?\nThen it is"
+
+
+def test_one_bos_in_a_whole_conversation(bos_twice):
+    _, _, whole, ids = _talk(bos_twice)
+    assert bos_twice.decode(ids) == "</s><user>Two?</user><reply>Then it is"
+    assert whole.input_ids.count(bos_twice.bos_token_id) == 1
+
+
+def _with_template(tokenizer, template):
+    return type(tokenizer)(
+        tokenizer_object=tokenizer.backend_tokenizer, bos_token="<s>", chat_template=template
+    )
+
+
+def test_white_space_that_the_template_adds_or_trims_is_no_change(bos_plain):
+    spaced = (
+        "{% for m in messages %}{% if m['role'] == 'user' %}[{{ m['content'] }}]"
+        "{% else %} {{ m['content'] | trim }};{% endif %}{% endfor %}"
+    )
+    tokenizer = _with_template(bos_plain, spaced)
+    assert tokenizer.decode(_talk(tokenizer)[3]) == ";[Two?]Then it is"
+    first = encode_prompt(tokenizer, "One?")
+    _, ids = encode_follow_up(tokenizer, first, "42 ", "Two?", spaced=True)
+    assert tokenizer.decode(ids) == ";[Two?]"
+
+
+THINKING = (
+    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"
+    "<assistant>{% if not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
+)
+
+
+def test_an_empty_thought_that_is_not_printed_again_stays(bos_plain):
+    tokenizer = _with_template(bos_plain, THINKING)
+    first, _, whole, ids = _talk(tokenizer)
+    assert first.text == "<user>One?\n<assistant><think>\n\n</think>\n\nIt is"
+    assert tokenizer.decode(ids) == "\n<user>Two?\n<assistant><think>\n\n</think>\n\nThen it is"
+    assert encode_follow_up(tokenizer, whole, "43", "Three?", spaced=True)[0].text.count("<think>") == 3
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        # Drops all but the last question.
+        "<{{ messages[-1]['content'] }}>",
+        # Marks the last message, so that the first question reads differently later.
+        "{% for m in messages %}<{{ m['content'] }}{% if loop.last %}, now answer{% endif %}>{% endfor %}",
+    ],
+)
+def test_a_template_that_rewrites_history_is_refused(bos_plain, template):
+    with pytest.raises(UsageError, match="changes earlier turns") as raised:
+        _talk(_with_template(bos_plain, template))
+    assert "\n" not in str(raised.value)
+
+
+@settings(deadline=None, max_examples=40)
+@given(answer=st.text(max_size=20), question=st.text(min_size=1, max_size=20))
+def test_whatever_is_said_the_tokens_join_up(chatml, answer, question):
+    first = encode_prompt(chatml, "One?", answer_prefix="It is")
+    whole, ids = encode_follow_up(chatml, first, answer, question, spaced=True)
+    target = encode_target(chatml, first, answer, spaced=True)
+    assert whole.input_ids == first.input_ids + target + ids
+    assert list(whole.input_ids) == _bytes(chatml, whole.text)

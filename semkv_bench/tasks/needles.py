@@ -1,0 +1,75 @@
+"""What is hidden in a haystack, where, and how much filler goes around it."""
+
+import random
+from collections.abc import Callable, Sequence
+
+from semkv_bench.errors import UsageError
+from semkv_bench.tasks.encoding import Encoded
+from semkv_bench.tasks.haystack import insert_at
+
+__all__ = ["MAX_KEYS", "bury", "draw_depths", "draw_keys", "draw_values"]
+
+_GOLDEN_RATIO = 0.6180339887498949
+
+_COLOURS = (
+    "amber", "scarlet", "violet", "turquoise", "crimson", "emerald", "ivory", "cobalt", "silver", "golden",
+)  # fmt: skip
+_OBJECTS = (
+    "lantern", "compass", "dragon", "castle", "rocket", "violin", "glacier", "tiger", "helmet", "submarine",
+    "telescope", "pyramid", "falcon", "locomotive", "diamond", "volcano",
+)  # fmt: skip
+MAX_KEYS = min(len(_COLOURS), len(_OBJECTS))
+
+
+def draw_keys(rng: random.Random, n: int) -> list[str]:
+    """``n`` keys (at most MAX_KEYS) that share neither colour nor object."""
+    pairs = zip(rng.sample(_COLOURS, n), rng.sample(_OBJECTS, n), strict=True)
+    return [f"{colour} {thing}" for colour, thing in pairs]
+
+
+def draw_values(rng: random.Random, n: int) -> list[str]:
+    """``n`` different numbers of seven digits."""
+    return [str(value) for value in rng.sample(range(10**6, 10**7), n)]
+
+
+def draw_depths(name: str, seed: int, index: int, n: int) -> list[float]:
+    """``n`` depths in reading order: evenly apart, and stepped from index to index so that few cover the range."""
+    start = random.Random(f"{name}/{seed}/depth").random() + index * _GOLDEN_RATIO
+    return sorted((start + i / n) % 1.0 for i in range(n))
+
+
+def bury(
+    name: str,
+    needles: Sequence[str],
+    depths: Sequence[float],
+    sentence: Callable[[], str],
+    encode: Callable[[str], Encoded],
+    limit: int,
+) -> Encoded:
+    """The prompt that ``encode`` makes of the needles among as much filler as ``limit`` tokens allow.
+
+    Filler is whole sentences from ``sentence``. Raises UsageError, naming ``name``, where the needles alone
+    are longer than ``limit``.
+    """
+    filler: list[str] = []
+
+    def whole(n: int) -> Encoded:
+        filler.extend(sentence() for _ in range(n - len(filler)))
+        return encode(" ".join(insert_at(filler[:n], needles, depths)))
+
+    shortest = len(whole(0).input_ids)
+    if shortest > limit:
+        raise UsageError(
+            f"prompts of {limit} tokens are too short for {name}, which takes {shortest} without any filler; "
+            "raise task.length or max_prompt_tokens"
+        )
+    fits, over = 0, 1
+    while len(whole(over).input_ids) <= limit:
+        fits, over = over, 2 * over
+    while over - fits > 1:
+        middle = (fits + over) // 2
+        if len(whole(middle).input_ids) <= limit:
+            fits = middle
+        else:
+            over = middle
+    return whole(fits)
