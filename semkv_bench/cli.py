@@ -29,6 +29,7 @@ _SUMMARY = """semkv-bench measures where an LLM's quality falls off a cliff as i
   semkv-bench sweep model=smollm2 quantizer=affine task=synthetic     run or resume a sweep
   semkv-bench cliff-report [run=DIR | records=FILE]                   statistics and report
   semkv-bench recipe model=smollm2 quantizer=affine                   cliff, then mixes just above it
+  semkv-bench regress [run=DIR]                                       did the cliff move since the baseline?
   semkv-bench storage quantizer=affine grid.levels=[6,5]              bits per value, cache bytes
   semkv-bench plan model=llama31 task=longbench                       what a sweep would do; loads no weights
 
@@ -126,7 +127,7 @@ def _own_gpu(config: "DictConfig", turn: int | None) -> Iterator[None]:
         yield
 
 
-def _run_plan(plan: "Plan", config: "DictConfig", plain: bool = False) -> "RunFolder":
+def _run_plan(plan: "Plan", config: "DictConfig", plain: bool = False, out: Console = _out) -> "RunFolder":
     from semkv_bench.progress import track
     from semkv_bench.sweep import open_run, run_sweep
 
@@ -141,7 +142,7 @@ def _run_plan(plan: "Plan", config: "DictConfig", plain: bool = False) -> "RunFo
     console = Console(stderr=True, force_terminal=False) if plain else _err
     what = "examples" if plan.shard is None else f"shard {plan.shard}: examples"
     ran = run_sweep(plan, folder, partial(track, what=what, console=console), plan.source.load)
-    _out.print("nothing left to run" if not ran else f"ran {ran} examples", highlight=False)
+    out.print("nothing left to run" if not ran else f"ran {ran} examples", highlight=False)
     return folder
 
 
@@ -165,6 +166,20 @@ def _recipe(arguments: list[str]) -> int:
 
     run_recipe(compose_config("recipe", _overrides(arguments)), _run_plan, _out)
     return 0
+
+
+def _regress(arguments: list[str]) -> int:
+    from semkv_bench.config import compose_config
+    from semkv_bench.regress import run_regress
+
+    flags = {"--json", "--update"}
+    config = compose_config("regress", _overrides([a for a in arguments if a not in flags]))
+    console = _err if "--json" in arguments else _out
+    run = partial(_run_plan, out=console)
+    code, content = run_regress(config, run, console, update="--update" in arguments)
+    if "--json" in arguments:
+        print(json.dumps(content, indent=1))
+    return code
 
 
 def _storage(arguments: list[str]) -> int:
@@ -195,6 +210,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[list[str]], int]]] = {
     "sweep": ("sweep", _sweep),
     "cliff-report": ("cliff_report", _cliff_report),
     "recipe": ("recipe", _recipe),
+    "regress": ("regress", _regress),
     "storage": ("storage", _storage),
     "plan": ("sweep", _plan),
 }
@@ -210,6 +226,7 @@ def _help(command: str, config_name: str) -> None:
     lines += [f"  {line}" for line in body if line.strip() and not line.lstrip().startswith("- ")]
     extra = {
         "storage": "  --json                    print JSON",
+        "regress": "  --json                    print JSON\n  --update                  write the baseline anew",
         "sweep": "  -m                        Hydra multirun",
     }
     lines += [extra[command]] if command in extra else []

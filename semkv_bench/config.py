@@ -86,6 +86,21 @@ class _Recipe(_Sweep):
 
 
 @dataclass
+class _Judge:
+    false_alarm: float = MISSING
+    kl_tolerance: float = MISSING
+    min_examples: int = MISSING
+
+
+@dataclass
+class _Regress(_Sweep):
+    run: str | None = None
+    baseline: str | None = None
+    quick: bool = False
+    judge: _Judge = field(default_factory=_Judge)
+
+
+@dataclass
 class _CliffReport:
     stats: _Stats = field(default_factory=_Stats)
     run: str | None = None
@@ -105,7 +120,13 @@ class _Storage:
     context: list[int] = MISSING
 
 
-_SCHEMAS = {"sweep": _Sweep, "recipe": _Recipe, "cliff_report": _CliffReport, "storage": _Storage}
+_SCHEMAS = {
+    "sweep": _Sweep,
+    "recipe": _Recipe,
+    "regress": _Regress,
+    "cliff_report": _CliffReport,
+    "storage": _Storage,
+}
 
 
 def conf_dir() -> Path:

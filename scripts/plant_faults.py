@@ -1,0 +1,165 @@
+"""Does `semkv-bench regress` notice? Plants faults in the code, one at a time, and runs the real command.
+
+    python scripts/plant_faults.py [--out results/regress/planted_faults.json] [key=value ...]
+
+Every fault is an edit of a function's source, made in this process and undone afterwards. Besides, the
+untouched tree is run with ten other seeds, which must stay green. Overrides go to every run.
+"""
+
+import argparse
+import inspect
+import json
+import sys
+import tempfile
+import textwrap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from semkv_bench import engine, settings
+from semkv_bench.cli import main
+from semkv_bench.kernels import affine_reference, codebook_reference, packing_reference
+from semkv_bench.quantizers import Affine, TurboQuant
+
+SEEDS = range(1, 11)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Edits, each: the owner of a function (module or class), its name, the text to replace, its replacement."""
+
+    name: str
+    edits: tuple[tuple[Any, str, str, str], ...]
+    quantizer: str = "affine"
+
+
+_CODE, _TOP = (affine_reference, "_code"), (affine_reference, "_top")
+_FILL = (engine.Engine, "fill")
+_CELL, _NORM = (codebook_reference, "_cell"), (codebook_reference, "_norm")
+
+# The first six are the ones that the command was made for; the others are variants of them.
+FAULTS = (
+    Fault("rounding half up", ((*_CODE, ".round_()", ".add_(0.5).floor_()"),)),
+    Fault(
+        "scale (max - min)/L",
+        (
+            (affine_reference, "affine_quantize", "span / top", "span / (top + 1)"),
+            (affine_reference, "_chunk_quantize_dequantize", "span / top", "span / (top + 1)"),
+        ),
+    ),
+    Fault("clamp one too low", ((*_CODE, "minimum(codes, top,", "minimum(codes, top - 1,"),)),
+    Fault("keys and values swapped", ((*_FILL, "(s.keys, s.values)[side]", "(s.values, s.keys)[side]"),)),
+    Fault(
+        "one layer left unquantized",
+        ((*_FILL, "if target.coded else None", "if target.coded and index != 1 else None"),),
+    ),
+    Fault("levels one too many", ((*_TOP, "levels - 1", "levels"),)),
+    Fault("clamp one too high", ((*_CODE, "minimum(codes, top,", "minimum(codes, top + 1,"),)),
+    Fault(
+        "states of keys and values swapped", ((*_FILL, "zip(stored, views", "zip(reversed(stored), views"),)
+    ),
+    Fault(
+        "one layer taken for unquantized",
+        ((*_FILL, "target.coded = index in quantized", "target.coded = index in quantized and index != 1"),),
+    ),
+    Fault(
+        "levels one too few in the settings", ((settings, "_uniform", "Uniform(key)", "Uniform(key - 1)"),)
+    ),
+    Fault("zeros not counted as stored", ((Affine, "metadata_bits", "32 *", "16 *"),)),
+    Fault(
+        "digits packed in reverse",
+        ((packing_reference, "_bits_of", "digits.unbind(-1)", "reversed(digits.unbind(-1))"),),
+    ),
+    Fault(
+        "threshold one cell off", ((*_CELL, "CELLS // 2).long()", "CELLS // 2 + 1).long()"),), "turboquant"
+    ),
+    Fault("norm of a shorter vector", ((*_NORM, "y, dim=-1", "y[..., 1:], dim=-1"),), "turboquant"),
+    Fault(
+        "one rotation for all seeds",
+        ((TurboQuant, "coder", "head_dim, seed)", "head_dim, 0)"),),
+        "turboquant",
+    ),
+)
+
+
+@contextmanager
+def planted(fault: Fault) -> Iterator[None]:
+    """The code with ``fault`` in it; as it was afterwards.
+
+    Raises ValueError if the text to be replaced is not in the source any more.
+    """
+    before = [(owner, name, owner.__dict__[name]) for owner, name, _, _ in fault.edits]
+    try:
+        for owner, name, old, new in fault.edits:
+            setattr(owner, name, _edited(owner, name, old, new))
+        yield
+    finally:
+        for owner, name, function in before:
+            setattr(owner, name, function)
+
+
+def _edited(owner: Any, name: str, old: str, new: str) -> Any:
+    function = inspect.unwrap(owner.__dict__[name])
+    source = textwrap.dedent(inspect.getsource(function))
+    if old not in source:
+        raise ValueError(f"{name} does not hold {old!r} any more; bring the planted fault up to date")
+    changed: dict[str, Any] = {}
+    exec(compile(source.replace(old, new), f"<{name} with a fault>", "exec"), function.__globals__, changed)
+    return changed[name]
+
+
+def run_command(overrides: Sequence[str], folder: Path) -> dict[str, Any]:
+    """Exit code and outcome of one `semkv-bench regress`."""
+    code = main(["regress", f"out={folder}", *overrides])
+    content = json.loads((folder / "regress.json").read_text()) if (folder / "regress.json").exists() else {}
+    return {"exit_code": code, **content}
+
+
+def _row(outcome: dict[str, Any]) -> dict[str, Any]:
+    findings = outcome.get("findings", [])
+    witnesses = list(dict.fromkeys(finding["witness"] for finding in findings))
+    return {
+        "exit_code": outcome["exit_code"],
+        "witnesses": witnesses,
+        "findings": [f"{f['witness']}: {f['what']} [{f['certainty']}]" for f in findings],
+        "cliff": outcome.get("cliff"),
+    }
+
+
+def _table(overrides: Sequence[str], scratch: Path, chosen: str | None) -> dict[str, Any]:
+    faults, untouched = {}, {}
+    for number, fault in enumerate(FAULTS):
+        if chosen and chosen not in fault.name:
+            continue
+        with planted(fault):
+            outcome = run_command([f"quantizer={fault.quantizer}", *overrides], scratch / f"fault-{number}")
+        faults[fault.name] = {"quantizer": fault.quantizer, **_row(outcome)}
+        print(f"{fault.name}: exit {outcome['exit_code']}, {faults[fault.name]['witnesses']}", flush=True)
+    for seed in () if chosen else SEEDS:
+        outcome = run_command([f"seeds=[{seed}]", *overrides], scratch / f"seed-{seed}")
+        smallest = min(shift["p_adjusted"] for shift in outcome["shifts"])
+        untouched[str(seed)] = {**_row(outcome), "smallest_adjusted_p": smallest}
+        print(f"untouched, seed {seed}: exit {outcome['exit_code']}, smallest p {smallest:.3g}", flush=True)
+    return {
+        "faults": faults,
+        "untouched": untouched,
+        "red": f"{sum(row['exit_code'] == 1 for row in faults.values())} of {len(faults)}",
+        "green": f"{sum(row['exit_code'] == 0 for row in untouched.values())} of {len(untouched)}",
+    }
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("results/regress/planted_faults.json"))
+    parser.add_argument("--only", help="only faults whose name holds this, and no untouched runs")
+    parser.add_argument("overrides", nargs="*")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        result = _table(given.overrides, Path(scratch), given.only)
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    given.out.write_text(json.dumps(result, indent=1) + "\n")
+    print(f"red: {result['red']}, green: {result['green']}; {given.out}")
+    right = all(row["exit_code"] == 1 for row in result["faults"].values())
+    sys.exit(0 if right and all(row["exit_code"] == 0 for row in result["untouched"].values()) else 1)

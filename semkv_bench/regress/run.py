@@ -1,0 +1,229 @@
+"""The command: measure, or take a run, compare it with its baseline, say what moved."""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from rich.console import Console
+
+import semkv_bench
+from semkv_bench.config import build
+from semkv_bench.errors import MissingError, SemkvError, UsageError
+from semkv_bench.models import ModelShape
+from semkv_bench.plan import Plan, make_plan, planned_settings, quantizers
+from semkv_bench.records import RunFolder, protocol_hash, read_run, read_sessions
+from semkv_bench.regress.checks import Checks, code_checks
+from semkv_bench.regress.compare import Comparison, JudgeOptions, compare, compare_code, require_comparable
+from semkv_bench.regress.present import as_data, show
+from semkv_bench.regress.snapshot import (
+    Snapshot,
+    from_run,
+    planned_identity,
+    read_baseline,
+    settle,
+    write_baseline,
+)
+from semkv_bench.settings import Setting
+from semkv_bench.sweep import RUNS
+
+__all__ = ["BASELINES", "baseline_path", "run_regress"]
+
+BASELINES = Path("results/baselines")
+_OWN_KEYS = ("run", "baseline", "quick", "judge")
+
+Runner = Callable[[Plan, DictConfig], RunFolder]
+
+
+def run_regress(
+    config: DictConfig, run: Runner, console: Console, *, update: bool = False
+) -> tuple[int, dict]:
+    """Compare with the baseline, tell ``console``, write regress.json; the exit code and that file's content.
+
+    run: runs a plan, giving its folder. Exit code 0: nothing moved, or the baseline was written (``update``);
+    1: something moved; 3: too few examples to judge.
+
+    Raises:
+        MissingError: no baseline, run or model.
+        UsageError: a baseline or run of something else.
+    """
+    options = JudgeOptions(**OmegaConf.to_container(config.judge))
+    if config.get("shard") is not None:
+        raise UsageError(
+            "regress runs its sweep whole; share it out by `sweep shard=...` and judge that: run=DIR"
+        )
+    if config.quick:
+        if update or config.run is not None:
+            raise UsageError("quick=true compares the code without a run; leave out --update and run=DIR")
+        return _quick(config, console)
+    measured = _measure if config.run is None else _take
+    old, new, path, out = measured(config, run, update)
+    if update:
+        return _update(old, new, options, path, out, console)
+    return _told(compare(old, new, options), old, new, path, out, console)
+
+
+def baseline_path(model: str, quantizer: str, protocol: str) -> Path:
+    """Where the baseline of a model, quantizer and protocol lies.
+
+    Under ``results/baselines`` of the working directory if it is there, else the one that comes with the
+    package, if there is one.
+    """
+    slug = re.sub(r"[^a-z0-9]+", "-", f"{model}-{quantizer}-{protocol}".lower()).strip("-")
+    own = BASELINES / f"{slug}.json"
+    package = Path(semkv_bench.__file__).resolve().parent
+    places = (BASELINES, package / "baselines", package.parent / BASELINES)
+    return next((folder / own.name for folder in places if (folder / own.name).exists()), own)
+
+
+def _quick(config: DictConfig, console: Console) -> tuple[int, dict]:
+    """Code and storage alone: seconds, and no model."""
+    model, protocol = build(config.model, "model"), build(config.protocol, "protocol")
+    settings = planned_settings(config)
+    path = _path(config, model.name, settings, protocol.name)
+    old = read_baseline(path)
+    decided = {name: OmegaConf.to_container(config)[name] for name in ("quantizer", "value_quantizer")}
+    require_comparable(
+        old, {**old.identity, **decided, "grid": [s.name for s in settings]}, "this configuration"
+    )
+    shape = old.model_shape()
+    checks = code_checks(*quantizers(config), settings, shape, _device())
+    figures = {setting.name: asdict(setting.storage(shape.head_dim)) for setting in settings}
+    findings, count = compare_code(old, checks, figures)
+    outcome = Comparison(findings, notes=[], checks=count)
+    out = None if config.out is None else Path(config.out).expanduser()
+    return _told(outcome, old, None, path, out, console)
+
+
+def _measure(config: DictConfig, run: Runner, update: bool) -> tuple[Snapshot | None, Snapshot, Path, Path]:
+    """Run the sweep; what can be refused is refused before."""
+    sweep = OmegaConf.masked_copy(config, [key for key in config if key not in _OWN_KEYS])
+    plan = make_plan(sweep)
+    path = _path(config, plan.source.name, plan.settings, plan.runner.name)
+    old = _old(path, update)
+    if old is not None and not update:
+        require_comparable(old, {**old.identity, **planned_identity(plan.protocol)}, "this configuration")
+    checks = code_checks(*quantizers(config), plan.settings, plan.shape, _device())
+    sweep.out = str(_fresh_folder(config, plan))
+    folder = run(plan, sweep).path
+    return old, _snapshot(folder, plan.shape, checks), path, folder
+
+
+def _take(config: DictConfig, run: Runner, update: bool) -> tuple[Snapshot | None, Snapshot, Path, Path]:
+    """A finished run; the code is checked as it is installed here."""
+    folder = Path(config.run).expanduser()
+    _, protocol = read_run(folder)
+    recorded = _config_of(folder)
+    settings = planned_settings(recorded)
+    path = _path(config, protocol["model"], settings, protocol["protocol"])
+    old = _old(path, update)
+    if old is not None and not update:
+        require_comparable(old, {**old.identity, **planned_identity(protocol)}, f"the run in {folder}")
+    shape = build(recorded.model, "model").shape() if old is None else old.model_shape()
+    checks = code_checks(*quantizers(recorded), settings, shape, _device())
+    out = folder if config.out is None else Path(config.out).expanduser()
+    return old, _snapshot(folder, shape, checks), path, out
+
+
+def _update(
+    old: Snapshot | None, new: Snapshot, options: JudgeOptions, path: Path, out: Path, console: Console
+) -> tuple[int, dict]:
+    """Write the baseline after the difference to the old one was shown."""
+    examples = len({unit[:2] for unit in new.units})
+    if examples < options.min_examples:
+        raise UsageError(
+            f"nothing could be judged by a baseline of {examples} examples; {options.min_examples} are needed "
+            "(per_task, seeds)"
+        )
+    content: dict = {}
+    if old is None:
+        console.print(f"there was no baseline {path} before", highlight=False, soft_wrap=True)
+    else:
+        try:
+            _, content = _told(compare(old, new, options), old, new, path, out, console)
+        except UsageError as error:
+            console.print(f"the old baseline: {error}", markup=False, highlight=False, soft_wrap=True)
+    write_baseline(new, path)
+    console.print(f"baseline written: {path}", markup=False, highlight=False, soft_wrap=True)
+    return 0, {**content, "status": "updated", "exit_code": 0, "baseline": str(path)}
+
+
+def _told(
+    outcome: Comparison, old: Snapshot, new: Snapshot | None, path: Path, out: Path | None, console: Console
+) -> tuple[int, dict]:
+    show(outcome, old, new, console)
+    content = as_data(outcome, old, new, str(path))
+    if out is not None:
+        target = out / "regress.json"
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            target.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise SemkvError(f"cannot write {target}: {error.strerror or error}") from error
+    if outcome.moved:
+        console.print(
+            f"compared with {path}; if that is intended, run the same with --update and commit the file",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+    return outcome.exit_code, content
+
+
+def _snapshot(folder: Path, shape: ModelShape, checks: Checks) -> Snapshot:
+    frame, protocol = read_run(folder)
+    sessions = read_sessions(folder)
+    return settle(from_run(frame, protocol, shape, checks, sessions[0] if sessions else {}))
+
+
+def _path(config: DictConfig, model: str, settings: Sequence[Setting], protocol: str) -> Path:
+    if config.baseline is not None:
+        return Path(config.baseline).expanduser()
+    quantizer = next((setting.quantizer for setting in settings if setting.quantizer), "none")
+    return baseline_path(model, quantizer, protocol)
+
+
+def _old(path: Path, update: bool) -> Snapshot | None:
+    """The baseline; when a new one is to be written it may be missing."""
+    try:
+        return read_baseline(path)
+    except MissingError:
+        if update:
+            return None
+        raise
+
+
+def _config_of(folder: Path) -> DictConfig:
+    try:
+        config = OmegaConf.load(folder / "config.yaml")
+    except (OSError, ValueError, OmegaConfBaseException) as error:
+        raise MissingError(
+            f"{folder / 'config.yaml'} cannot be read, so the code cannot be checked: {error}"
+        ) from error
+    if not isinstance(config, DictConfig):
+        raise UsageError(f"{folder / 'config.yaml'} holds no configuration")
+    return config
+
+
+def _fresh_folder(config: DictConfig, plan: Plan) -> Path:
+    """A folder without records: those of an earlier state of the code must not be mixed in."""
+    if config.out is not None:
+        out = Path(config.out).expanduser()
+        if (out / "protocol.yaml").exists():
+            raise UsageError(
+                f"out={out} holds a run already, perhaps of other code; choose another, or judge it: run={out}"
+            )
+        return out
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    short = protocol_hash(plan.protocol)[:10]
+    names = (RUNS / f"regress-{stamp}-{short}{suffix}" for suffix in ("", *(f"-{n}" for n in range(1, 1000))))
+    return next(path for path in names if not path.exists())
+
+
+def _device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"

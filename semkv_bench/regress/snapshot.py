@@ -1,0 +1,251 @@
+"""A run boiled down to what two runs are compared by; a baseline is one of these in a JSON file."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from semkv_bench.errors import MissingError, SemkvError, UsageError
+from semkv_bench.foreign import REFERENCE
+from semkv_bench.models import ModelShape
+from semkv_bench.stats import StatsOptions, analyze
+
+__all__ = ["Snapshot", "from_run", "planned_identity", "read_baseline", "settle", "write_baseline"]
+
+SCHEMA = 1
+_UNIT = ["task", "example_id", "seed", "turn"]
+_MEASURES = ("score", "kl", "new_tokens", "runaway", "quantized_reads")
+_BITS = ("code_bits", "packed_bits", "effective_bits")
+# What two runs must share to be comparable; sample, storage figures and code are what may differ.
+_SHARED = (
+    "model", "quantizer", "value_quantizer", "protocol", "head_dim", "task", "tasks", "prompts",
+    "max_prompt_tokens", "max_new_tokens",
+)  # fmt: skip
+_SHARED_STATS = ("margin", "alpha", "average")
+_HEAD = ("identity", "shape", "layers", "sample", "environment", "settings", "cliff", "operating_point")
+_VERSIONS = ("torch", "transformers", "numpy")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a run measured, with what the code did on fixed tensors at the time.
+
+    identity: what must agree for a comparison to make sense.
+    shape: of the model's cache; layers: how many of them the run quantized.
+    settings: name to kind, bits and verdict, the reference first.
+    units: (task, example, seed, turn), sorted; prompts: hash of the prompt of each.
+    measures: score, kl, new_tokens, runaway and quantized_reads, arrays [units, settings], NaN where absent.
+    checks: see ``code_checks``.
+    """
+
+    identity: dict[str, Any]
+    shape: dict[str, Any]
+    layers: dict[str, int]
+    sample: dict[str, Any]
+    environment: dict[str, Any]
+    settings: dict[str, dict[str, Any]]
+    cliff: dict[str, Any]
+    operating_point: dict[str, Any] | None
+    units: list[tuple[str, str, int, int]]
+    prompts: list[str]
+    measures: dict[str, np.ndarray] = field(repr=False)
+    checks: dict[str, dict[str, Any]] = field(repr=False)
+
+    @property
+    def names(self) -> list[str]:
+        """Settings in the order of the columns, the reference first."""
+        return list(self.settings)
+
+    @property
+    def label(self) -> str:
+        """Model and quantizer in words."""
+        kinds = {row["quantizer"] for row in self.settings.values() if row["quantizer"]}
+        return f"{'+'.join(sorted(kinds)) or 'cache'} on {self.identity['model']}"
+
+    def model_shape(self) -> ModelShape:
+        """Shape of the model's cache."""
+        return ModelShape(**{**self.shape, "quantized_layers": tuple(self.shape["quantized_layers"])})
+
+
+def from_run(
+    frame: pd.DataFrame, protocol: Mapping[str, Any], shape: ModelShape, checks: dict, environment: Mapping
+) -> Snapshot:
+    """Snapshot of a run's records and protocol; verdicts, cliff and operating point are computed here.
+
+    Raises UsageError for records that cannot be analysed.
+    """
+    options = StatsOptions(**protocol["stats"])
+    report = analyze(frame, options, chance=protocol["chance"], preregistered=True)
+    rows = {row["setting"]: row for row in report["settings"]}
+    kept = ("kind", "quantizer", *_BITS, "verdict")
+    settings = {name: {key: rows[name][key] for key in kept} for name in rows}
+    frame = frame.sort_values([*_UNIT, "setting"], ignore_index=True)
+    reference = frame[frame["setting"] == REFERENCE]
+    units = [(str(t), str(e), int(s), int(n)) for t, e, s, n in reference[_UNIT].itertuples(index=False)]
+    return Snapshot(
+        identity=_identity(frame, protocol),
+        shape={
+            "layers": shape.layers,
+            "quantized_layers": list(shape.quantized_layers),
+            "kv_heads": shape.kv_heads,
+            "head_dim": shape.head_dim,
+            "max_positions": shape.max_positions,
+        },
+        layers=dict(protocol["layers"]),
+        sample={name: protocol[name] for name in ("seeds", "per_task")},
+        environment=_versions(environment),
+        settings=settings,
+        cliff={k: report["cliff"][k] for k in ("status", "lower_bits", "upper_bits")},
+        operating_point=_point(report["operating_point"]),
+        units=units,
+        prompts=[str(text) for text in reference["prompt_hash"]],
+        measures={name: _table(frame, name, units, list(settings)) for name in _MEASURES},
+        checks=checks,
+    )
+
+
+def settle(snapshot: Snapshot) -> Snapshot:
+    """The snapshot as it comes back from a file."""
+    return _from_json(json.loads(_to_json(snapshot)))
+
+
+def write_baseline(snapshot: Snapshot, path: Path) -> None:
+    """Write ``snapshot`` as JSON, all or nothing.
+
+    Raises SemkvError if the file cannot be written.
+    """
+    scratch = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch.write_text(_to_json(snapshot), encoding="utf-8")
+        os.replace(scratch, path)
+    except OSError as error:
+        raise SemkvError(f"cannot write the baseline {path}: {error.strerror or error}") from error
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def read_baseline(path: Path) -> Snapshot:
+    """The baseline in ``path``.
+
+    Raises:
+        MissingError: there is no such file.
+        UsageError: it holds something else.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise MissingError(
+            f"there is no baseline {path}; write one from a tree you trust with `semkv-bench regress --update`"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise UsageError(f"the baseline {path} cannot be read: {error}") from error
+    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
+        raise UsageError(
+            f"{path} is not a baseline of this version (schema {SCHEMA}); write it anew with --update"
+        )
+    try:
+        return _from_json(content)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"the baseline {path} is damaged ({type(error).__name__}: {error}); write it anew"
+        ) from error
+
+
+def planned_identity(protocol: Mapping[str, Any]) -> dict[str, Any]:
+    """What of the identity is known before anything is run."""
+    config = {k: v for k, v in protocol["model_config"].items() if k in ("dtype", "attention")}
+    return {
+        **{name: protocol[name] for name in _SHARED},
+        **config,
+        "engine": {k: v for k, v in protocol["engine"].items() if k != "noise_examples"},
+        "stats": {name: protocol["stats"][name] for name in _SHARED_STATS},
+        "grid": list(protocol["settings"]),
+    }
+
+
+def _identity(frame: pd.DataFrame, protocol: Mapping[str, Any]) -> dict[str, Any]:
+    revisions = sorted({str(value) for value in frame["model_revision"].dropna()})
+    return {
+        **planned_identity(protocol),
+        "model_revision": revisions[0] if len(revisions) == 1 else revisions or None,
+    }
+
+
+def _versions(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """What may explain a difference: versions and processor."""
+    packages = environment.get("packages", {})
+    known = {name: environment.get(name) for name in ("semkv_bench", "python", "cpu", "device", "kernels")}
+    return {**known, **{name: packages.get(name) for name in _VERSIONS}}
+
+
+def _point(point: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    return None if point is None else {name: point[name] for name in ("setting", *_BITS)}
+
+
+def _table(frame: pd.DataFrame, name: str, units: list, settings: list[str]) -> np.ndarray:
+    if name not in frame:
+        return np.full((len(units), len(settings)), np.nan)
+    wide = frame.pivot(index=_UNIT, columns="setting", values=name)
+    ordered = wide.reindex(index=pd.MultiIndex.from_tuples(units, names=_UNIT), columns=settings)
+    return ordered.to_numpy(dtype=float)
+
+
+def _to_json(snapshot: Snapshot) -> str:
+    """One line an example and setting block, so that a baseline's changes can be read in a diff."""
+    head = {
+        "schema": SCHEMA,
+        **{name: getattr(snapshot, name) for name in _HEAD},
+    }
+    lines = [
+        f" {json.dumps(name)}: {json.dumps(value)}" for name, value in head.items() if name != "settings"
+    ]
+    lines.append(_block("settings", snapshot.settings))
+    examples = [
+        json.dumps([*unit, prompt]) for unit, prompt in zip(snapshot.units, snapshot.prompts, strict=True)
+    ]
+    lines.append(' "units": [\n  ' + ",\n  ".join(examples) + "\n ]")
+    for name, table in snapshot.measures.items():
+        columns = {
+            setting: [_short(value) for value in table[:, place]]
+            for place, setting in enumerate(snapshot.settings)
+        }
+        lines.append(_block(name, columns))
+    for kind, cases in snapshot.checks.items():
+        lines.append(_block(f"checks: {kind}", cases))
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _block(name: str, rows: Mapping[str, Any]) -> str:
+    inner = ",\n".join(f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in rows.items())
+    return f" {json.dumps(name)}: {{\n{inner}\n }}"
+
+
+def _short(value: float) -> float | int | None:
+    """Six significant digits, whole numbers without a point."""
+    if np.isnan(value):
+        return None
+    rounded = float(f"{value:.6g}")
+    return int(rounded) if rounded == int(rounded) else rounded
+
+
+def _from_json(content: Mapping[str, Any]) -> Snapshot:
+    settings = content["settings"]
+    units = [(str(t), str(e), int(s), int(n)) for t, e, s, n, _ in content["units"]]
+    measures = {}
+    for name in _MEASURES:
+        columns = [content[name][setting] for setting in settings]
+        measures[name] = np.array(columns, dtype=float).T.reshape(len(units), len(settings))
+    prefix = "checks: "
+    return Snapshot(
+        **{name: content[name] for name in _HEAD},
+        units=units,
+        prompts=[str(row[4]) for row in content["units"]],
+        measures=measures,
+        checks={k.removeprefix(prefix): v for k, v in content.items() if k.startswith(prefix)},
+    )
