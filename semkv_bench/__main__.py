@@ -2,7 +2,18 @@
 
 import sys
 
-from semkv_bench.cli import main
+from semkv_bench.interrupt import one_line_on_interrupt
+
+__all__ = ["main"]
+
+
+def main() -> int:
+    """Run the command line; a Ctrl-C is heard from here on."""
+    with one_line_on_interrupt():
+        from semkv_bench import cli
+
+        return cli.main()
+
 
 if __name__ == "__main__":
     sys.exit(main())

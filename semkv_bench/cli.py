@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import shlex
 import signal
 import sys
 import warnings
@@ -15,6 +16,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from semkv_bench.errors import SemkvError, UsageError
+from semkv_bench.interrupt import STOPPED, one_line_on_interrupt
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -35,10 +37,13 @@ _SUMMARY = """semkv-bench measures where an LLM's quality falls off a cliff as i
 
 Each command takes Hydra overrides (key=value) and --help, which lists the groups and choices."""
 
+_PATHS = ("baseline", "dir", "out", "path", "prompts_path", "records", "run")
+
 _out = Console()
 _err = Console(stderr=True)
 
 
+@one_line_on_interrupt()
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code (0 good, 1 check failed, 2 wrong usage, 3 something missing)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -56,9 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SemkvError as error:
         return _fail(error)
     except KeyboardInterrupt:
-        _err.print(
-            "stopped; what is recorded is safe, run the same command again to continue", highlight=False
-        )
+        _err.print(STOPPED, highlight=False, soft_wrap=True)
         return 128 + signal.SIGINT
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -87,7 +90,8 @@ def _sweep(arguments: list[str]) -> int:
     if "-m" in arguments or "--multirun" in arguments:
         from semkv_bench.multirun import multirun
 
-        return multirun(_overrides([a for a in arguments if a not in ("-m", "--multirun")]))
+        rest = [a for a in arguments if a not in ("-m", "--multirun")]
+        return multirun(_overrides(rest, several=True))
     sweep_once(compose_config("sweep", _overrides(arguments)))
     return 0
 
@@ -108,7 +112,8 @@ def sweep_once(config: "DictConfig", worker: int | None = None) -> None:
     if missing > 0:
         _out.print(f"{missing} of the run's {planned} examples are left to other shards", highlight=False)
     if missing <= 0 or worker is None:
-        _out.print(f"next: semkv-bench cliff-report run={folder.path}", highlight=False, soft_wrap=True)
+        run = shlex.quote(f"run={folder.path}")
+        _out.print(f"next: semkv-bench cliff-report {run}", markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
@@ -136,6 +141,7 @@ def _run_plan(plan: "Plan", config: "DictConfig", plain: bool = False, out: Cons
     examples = f"{len(plan.share)} examples{shard}"
     _err.print(
         f"{plan.source.name}: {len(plan.settings)} settings on {examples}, run folder {folder.path}",
+        markup=False,
         highlight=False,
         soft_wrap=True,
     )
@@ -237,13 +243,25 @@ def _help(command: str, config_name: str) -> None:
     _out.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
 
 
-def _overrides(arguments: Sequence[str]) -> list[str]:
+def _overrides(arguments: Sequence[str], several: bool = False) -> list[str]:
+    """The arguments as Hydra reads them; ``several``: commas separate the choices of a multirun."""
     for argument in arguments:
         if argument.startswith("-"):
             raise UsageError(f"unknown option {argument}; settings are given as key=value")
         if "=" not in argument and not argument.startswith("~"):
             raise UsageError(f"{argument!r} is not of the form key=value")
-    return list(arguments)
+    return [_path_as_given(argument, several) for argument in arguments]
+
+
+def _path_as_given(argument: str, several: bool) -> str:
+    """A path in Hydra's quotes, so that spaces, brackets and accents in it need none from the user."""
+    key, equals, value = argument.partition("=")
+    plain = value not in ("", "null", "???") and not value.startswith(("'", '"')) and not set(value) & {"\\"}
+    if key.lstrip("+").rpartition(".")[2] not in _PATHS or not plain or "${" in value:
+        return argument
+    if several and "," in value:
+        return argument
+    return key + equals + "'" + value.replace("'", "\\'") + "'"
 
 
 def _fail(error: SemkvError) -> int:

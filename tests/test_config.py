@@ -4,8 +4,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
+from semkv_bench.cli import _path_as_given
 from semkv_bench.config import build, check_sweeps, choices, compose_config, conf_dir
 from semkv_bench.errors import UsageError
 from semkv_bench.plan import planned_settings
@@ -124,3 +126,28 @@ def test_every_configuration_file_is_readable():
     assert len(files) > 15
     for path in files:
         assert OmegaConf.load(path) is not None
+
+
+@pytest.mark.parametrize(
+    ("argument", "several", "value"),
+    [
+        ("out=my run", False, "my run"),
+        ("out=it's (1) a=b, #2 é", False, "it's (1) a=b, #2 é"),
+        ("out=a,b", False, "a,b"),
+        ("model.path=~/models/[x]", False, "~/models/[x]"),
+        ("task.path=1e3", False, "1e3"),
+        ("out='quoted already'", False, "quoted already"),
+        (r"out=escaped\ already", False, "escaped already"),
+        ("out=null", False, None),
+        ("out=a b", True, "a b"),
+    ],
+)
+def test_paths_need_no_quotes_of_hydra(argument, several, value):
+    quoted = _path_as_given(argument, several)
+    assert OverridesParser.create().parse_override(quoted).value() == value
+
+
+def test_what_is_no_path_stays_as_it_is():
+    for argument in ("grid.levels=[4,3]", "per_task=3", "out=${x}/y", "~value_quantizer"):
+        assert _path_as_given(argument, several=False) == argument
+    assert _path_as_given("out=a,b", several=True) == "out=a,b"

@@ -50,6 +50,10 @@ class Head:
             raise UsageError(
                 f"surprisal and logit_entropy need a plain linear head; {loaded.label} has {type(head).__name__}"
             )
+        if head.weight.device.type == "meta":
+            raise UsageError(
+                "surprisal and logit_entropy need the head's weights in memory; model.device_map offloads them"
+            )
         config = loaded.model.config.get_text_config(decoder=True)
         # Cohere multiplies, Granite divides, Gemma caps.
         scale = (getattr(config, "logit_scale", None) or 1.0) / (

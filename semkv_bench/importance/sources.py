@@ -50,7 +50,8 @@ def watch_layers(loaded: LoadedModel, hear: Callable[[int, Tensor, Tensor], None
         def heard(module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
             before = args[0] if args else kwargs["hidden_states"]
             after = output[0] if isinstance(output, tuple) else output
-            hear(index, before[0], after[0])
+            # Where layers sit on several devices, what enters comes from the device of the layer before.
+            hear(index, before[0].to(after.device), after[0])
 
         return heard
 
