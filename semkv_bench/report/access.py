@@ -3,9 +3,11 @@
 from semkv_bench.report.formatting import family, known
 
 __all__ = [
+    "allocation_of",
     "cliff_grid",
     "cliffs_of",
     "compared_settings",
+    "metric_of",
     "ordered_settings",
     "quantizer_of",
     "reference_row",
@@ -56,6 +58,16 @@ def repeats_of_reference(report: dict) -> list[dict]:
 def quantizer_of(row: dict) -> str | None:
     """The quantizer of a setting, as recorded or else as its name says."""
     return row.get("quantizer") or family(row["setting"])
+
+
+def allocation_of(row: dict) -> dict | None:
+    """Levels and fraction, or share kept, and metric of a mixed or pruned setting; None where not known."""
+    return row.get("allocation")
+
+
+def metric_of(row: dict) -> str | None:
+    """The importance metric of a mixed or pruned setting, where it is known."""
+    return (allocation_of(row) or {}).get("metric")
 
 
 def cliffs_of(report: dict) -> list[tuple[str | None, dict]]:

@@ -9,6 +9,7 @@ import io
 import re
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -19,7 +20,9 @@ __all__ = [
     "FIGURE_SIZE",
     "PALETTE",
     "SERIES_COLOURS",
+    "Drawn",
     "drawing",
+    "free_row",
     "inline_svg",
     "new_figure",
     "png_bytes",
@@ -77,6 +80,17 @@ _ROWS = 3
 _NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """A finished figure: file stem, title, text for those who cannot see it, SVG and PNG."""
+
+    name: str
+    title: str
+    description: str
+    svg: str
+    png: bytes
+
+
 @contextlib.contextmanager
 def drawing(salt: str) -> Iterator[None]:
     """The style of the figures, whatever the user's matplotlib settings; they are put back at the end.
@@ -120,7 +134,7 @@ def set_bits_axis(axes: Axes, bits: list[float], labels: list[str], first: list[
     rows: list[list] = [[] for _ in range(_ROWS)]
     blank = list(labels)
     for index in order:
-        row = _free_row(rows, boxes[index], gap=4 * figure.dpi / 72)
+        row = free_row(rows, boxes[index], gap=4 * figure.dpi / 72)
         if row is None:
             blank[index] = ""
             continue
@@ -129,7 +143,8 @@ def set_bits_axis(axes: Axes, bits: list[float], labels: list[str], first: list[
     axes.set_xticks(bits, labels=blank, linespacing=1.15)
 
 
-def _free_row(rows: list[list], box, gap: float) -> int | None:
+def free_row(rows: list[list], box, gap: float) -> int | None:
+    """The first of ``rows`` of boxes in which ``box`` has its width and ``gap`` to itself; None: in none."""
     for number, row in enumerate(rows):
         if all(box.x1 + gap <= other.x0 or other.x1 + gap <= box.x0 for other in row):
             return number

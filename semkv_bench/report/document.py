@@ -18,6 +18,7 @@ from semkv_bench.report.content import cards, incomplete, reading_notes, remarks
 from semkv_bench.report.figures import FIGURE_NAMES, Drawn, draw_all
 from semkv_bench.report.files import write_all
 from semkv_bench.report.formatting import DASH, clean, fixed, known, plain_data, signed, signed_interval
+from semkv_bench.report.sections import sections
 from semkv_bench.report.tables import (
     VERDICT_SIGNS,
     detail_table,
@@ -97,6 +98,7 @@ def _page(report: dict, frame: pd.DataFrame, context: dict, figures: list[Drawn]
         "cliffs": _cliffs(report),
         "point": operating_point_words(report),
         "confirmation": confirmation_words(report),
+        "sections": sections(report),
         "tasks": _tasks(report),
         "samples": samples(report, frame),
         "facts": run_facts(report, context),

@@ -1,6 +1,6 @@
 """The tables of a report as text cells, the same for the terminal, Markdown and HTML."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from semkv_bench.report.access import ordered_settings
@@ -26,7 +26,9 @@ __all__ = [
     "detail_table",
     "interval_table",
     "settings_table",
+    "table_of",
     "task_rows",
+    "with_interval",
 ]
 
 # A sign beside the word, so that a verdict never hangs on its colour.
@@ -67,7 +69,8 @@ class Table:
     short_titles: tuple[str, ...] = ()
 
 
-def _with_interval(value: str, bounds: str) -> str:
+def with_interval(value: str, bounds: str) -> str:
+    """``value`` with its interval behind it where there is one."""
     return value if bounds == DASH else f"{value} {bounds}"
 
 
@@ -81,7 +84,7 @@ _MAIN = (
     Column("score", lambda row: fixed(row["score"])),
     Column(
         "difference [interval]",
-        lambda row: _with_interval(signed(row["diff"]), signed_interval(row["diff_ci"])),
+        lambda row: with_interval(signed(row["diff"]), signed_interval(row["diff_ci"])),
     ),
     Column("compression", lambda row: ratio(row["compression"]), optional=True, short="times smaller"),
     Column("p equivalence", lambda row: p_value(row["p_equivalence"]), short="p equiv."),
@@ -144,12 +147,18 @@ def detail_table(report: dict) -> Table:
 
 def _table(report: dict, columns: tuple[Column, ...]) -> Table:
     settings = ordered_settings(report)
-    cells = {column.title: [column.cell(row) for row in settings] for column in columns}
     tested = [index for index, row in enumerate(settings) if row["setting"] != report["reference"]]
+    return table_of(settings, columns, tested)
+
+
+def table_of(rows: Sequence[dict], columns: tuple[Column, ...], judged: Sequence[int] | None = None) -> Table:
+    """``rows`` under ``columns``; optional columns that are empty in the rows ``judged`` (all) are left out."""
+    judged = range(len(rows)) if judged is None else judged
+    cells = {column.title: [column.cell(row) for row in rows] for column in columns}
     empty = [
         column
         for column in columns
-        if column.optional and all(cells[column.title][index] == DASH for index in tested)
+        if column.optional and all(cells[column.title][index] in ("", DASH) for index in judged)
     ]
     kept = [column for column in columns if column not in empty]
     return Table(

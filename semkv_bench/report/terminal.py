@@ -10,6 +10,7 @@ from rich.text import Text
 from semkv_bench.report.access import cliffs_of, compared_settings, tested_settings
 from semkv_bench.report.content import incomplete, remarks
 from semkv_bench.report.formatting import DASH, clean, fixed, known, plain_data, plural, signed
+from semkv_bench.report.sections import sections
 from semkv_bench.report.tables import Table, interval_table, settings_table, task_rows
 from semkv_bench.report.verdict import (
     cliff_words,
@@ -58,6 +59,15 @@ def show(report: dict, context: dict, console: Console) -> None:
     printer.heading(f"Operating point: {operating_point_words(report)}")
     if confirmation := confirmation_words(report):
         printer.line(confirmation)
+    for section in sections(report):
+        printer.heading(section.title)
+        if section.finding:
+            printer.line(section.finding)
+        for caption, data in section.tables:
+            if caption:
+                printer.console.print()
+                printer.line(caption)
+            printer.table(data)
     _show_tasks(report, printer)
 
 

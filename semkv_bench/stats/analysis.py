@@ -13,6 +13,7 @@ from semkv_bench.errors import UsageError
 from semkv_bench.foreign import REFERENCE, normalize
 from semkv_bench.stats.bootstrap import percentile_interval, resample_means
 from semkv_bench.stats.cliff import cliff_of, grid_points
+from semkv_bench.stats.comparisons import with_comparisons
 from semkv_bench.stats.equivalence import Judgement, clusters_needed, intervals, judge, reference_moments
 from semkv_bench.stats.guarded import Moments, guarded_interval, moments, score_interval, task_weights
 from semkv_bench.stats.operating_point import choose, confirm
@@ -55,7 +56,7 @@ def analyze(
         for name in _quantizers(paired)
     }
     main = _main_quantizer(paired)
-    return {
+    report = {
         "schema": 1,
         "model": _only(records, "model"),
         "quantizer": _named(list(cliffs)),
@@ -81,6 +82,7 @@ def analyze(
         "noise_floor": _noise_floor(settings),
         "warnings": _warnings(paired),
     }
+    return with_comparisons(report, records, paired, judgement, options)
 
 
 def _chance(paired: PairedScores, options: StatsOptions, chance: Mapping[str, float]) -> float:

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from semkv_bench.report.axes import drawing, new_figure, set_bits_axis
-from semkv_bench.report.figures import FIGURE_NAMES, draw_all
+from semkv_bench.report.figures import GRID_FIGURES, draw_all
 
 GRIDS = {
     "paper": [2, 3, 4, 5, 6, 7, 8],
@@ -72,7 +72,7 @@ def drawn(base_report):
 
 
 def test_every_figure_is_drawn_and_shows_something(drawn):
-    assert [figure.name for figure in drawn] == list(FIGURE_NAMES)
+    assert [figure.name for figure in drawn] == list(GRID_FIGURES)
     for figure in drawn:
         root = ElementTree.fromstring(figure.svg)
         assert len(list(root.iter("{http://www.w3.org/2000/svg}path"))) > 20
@@ -114,7 +114,7 @@ def painted(monkeypatch, report, name):
     return kept["figure"], kept["axes"]
 
 
-@pytest.mark.parametrize("name", FIGURE_NAMES)
+@pytest.mark.parametrize("name", GRID_FIGURES)
 def test_the_legend_covers_no_data(monkeypatch, report, name):
     figure, axes = painted(monkeypatch, report, name)
     (legend,) = figure.legends

@@ -1,0 +1,195 @@
+"""Points, lines, bands and legends that several figures share."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from semkv_bench.report.access import metric_of, quantizer_of
+from semkv_bench.report.axes import FIGURE_SIZE, PALETTE, SERIES_COLOURS
+from semkv_bench.report.formatting import clean, known, shorten
+
+__all__ = [
+    "SMALL",
+    "Series",
+    "draw_grid_lines",
+    "draw_legend",
+    "draw_marks",
+    "draw_series",
+    "margin_band",
+    "reference_line",
+    "series_of",
+    "spread",
+]
+
+SMALL = 5.5
+_MARKERS = {"uniform": "o>h", "mixed": "D^v<", "prune": "sPXp"}
+_ALIKE = 0.012  # of the axis: markers would overlap
+_STEP = 0.017  # of the axis: a marker and a little air
+_LEGEND_ROW = 0.19  # inches
+_ROWS_THAT_FIT = 4
+
+
+@dataclass(frozen=True)
+class Series:
+    """Points that look alike: a quantizer's grid, or its mixes (or pruned settings) by one metric."""
+
+    label: str
+    kind: str
+    quantizer: str | None
+    colour: str
+    marker: str
+    rows: list[dict]
+
+
+def series_of(points: list[dict]) -> list[Series]:
+    """``points`` by quantizer, kind and metric, rows from few bits to many.
+
+    A metric has one colour in all kinds; beyond the colours there are, the marker changes too.
+    """
+    several = len({quantizer_of(row) for row in points if row["kind"] == "uniform"}) > 1
+    looks: dict[tuple, int] = {}
+    found: dict[tuple, list[dict]] = {}
+    for row in sorted(points, key=lambda row: row["kind"] != "uniform"):
+        look = (quantizer_of(row) if row["kind"] == "uniform" or several else None, metric_of(row))
+        looks.setdefault(look, len(looks))
+        found.setdefault((row["kind"], *look), []).append(row)
+    made = []
+    for (kind, quantizer, metric), rows in found.items():
+        turn, place = divmod(looks[quantizer, metric], len(SERIES_COLOURS))
+        words = [shorten(clean(quantizer), 20)] if several and quantizer else []
+        words += [kind] + ([shorten(clean(metric), 30)] if metric else [])
+        marker = _MARKERS[kind][turn % len(_MARKERS[kind])]
+        made.append(Series(", ".join(words), kind, quantizer, SERIES_COLOURS[place], marker, rows[::-1]))
+    return made
+
+
+def spread(points: list[dict], x: str) -> list[dict]:
+    """``points`` with those of equal ``x`` moved side by side; uniform settings stay where they are."""
+    places = sorted({row[x] for row in points})
+    span = places[-1] - places[0] if len(places) > 1 else 1.0
+    columns: list[list[float]] = []
+    for place in places:
+        if columns and place - columns[-1][-1] < _ALIKE * span:
+            columns[-1].append(place)
+        else:
+            columns.append([place])
+    middles = [sum(column) / len(column) for column in columns]
+    moved: dict[str, float] = {}
+    for k, column in enumerate(columns):
+        here = [row for row in points if row[x] in column]
+        gaps = [abs(middles[k] - middles[n]) for n in (k - 1, k + 1) if 0 <= n < len(middles)]
+        moved |= _side_by_side(here, middles[k], min(gaps, default=span), span)
+    return [{**row, x: moved.get(row["setting"], row[x])} for row in points]
+
+
+def _side_by_side(rows: list[dict], middle: float, gap: float, span: float) -> dict[str, float]:
+    movable = sorted(
+        (row for row in rows if row["kind"] != "uniform"),
+        key=lambda row: (row["kind"], metric_of(row) or "", row["setting"]),
+    )
+    anchored = len(movable) < len(rows)
+    if len(rows) < 2:
+        return {}
+    slots = [slot for slot in range(-len(movable), len(movable) + 1) if slot or not anchored]
+    slots = sorted(slots, key=abs)[: len(movable)]
+    centre = 0 if anchored else sum(slots) / len(slots)
+    step = min(_STEP * span, 0.8 * gap / (len(movable) + 1))
+    return {
+        row["setting"]: middle + step * (slot - centre)
+        for row, slot in zip(movable, sorted(slots), strict=True)
+    }
+
+
+def margin_band(axes: Axes, report: dict, centre: float) -> None:
+    """The margin around ``centre``."""
+    low, high = centre - report["margin"], centre + report["margin"]
+    words = f"margin (full ± {report['margin']:g})"
+    axes.axhspan(low, high, color=PALETTE["green"], alpha=0.16, lw=0, label=words)
+
+
+def reference_line(axes: Axes, value: float, words: str) -> None:
+    """The level of full precision."""
+    axes.axhline(value, color=PALETTE["ink"], lw=1.2, ls=(0, (5, 3)), label=f"full (16 bits): {words}")
+
+
+def draw_series(
+    axes: Axes,
+    points: list[dict],
+    x: str,
+    y: str,
+    bounds: str | None,
+    filled: Callable[[dict], bool] = lambda row: True,
+    joined: bool = True,
+) -> None:
+    """Every series of ``points`` at their ``x`` and ``y`` with the intervals ``bounds``; grids ``joined``."""
+    for series in series_of(points):
+        if joined and series.kind == "uniform":
+            _line(axes, series.rows, x, y, series.colour, 1.4)
+        draw_marks(axes, series.rows, (x, y, bounds), (series.marker, series.colour), series.label, filled)
+
+
+def draw_grid_lines(axes: Axes, points: list[dict], x: str, y: str) -> None:
+    """Lines through the grid; in the quantizers' colours where there are several."""
+    grids = [series for series in series_of(points) if series.kind == "uniform"]
+    for series in grids:
+        if len(grids) > 1:
+            _line(axes, series.rows, x, y, series.colour, 1.4, series.label)
+        else:
+            _line(axes, series.rows, x, y, "muted", 1.0)
+
+
+def _line(axes, rows, x, y, colour, width, label=None) -> None:
+    values = [row[y] for row in rows]
+    axes.plot([row[x] for row in rows], values, color=PALETTE[colour], lw=width, label=label, zorder=2)
+
+
+def draw_marks(
+    axes: Axes,
+    rows: list[dict],
+    keys: tuple[str, str, str | None],
+    mark: tuple[str, str],
+    label: str,
+    filled: Callable[[dict], bool],
+) -> None:
+    """Points with their intervals; a hollow marker where ``filled(row)`` is false.
+
+    keys: fields of the position and of the interval (None: no interval); mark: marker and colour.
+    """
+    x, y, bounds = keys
+    marker, colour = mark
+    for row in rows if bounds else []:
+        if all(known(end) for end in row[bounds]):
+            axes.plot([row[x]] * 2, row[bounds], color=PALETTE[colour], lw=1.2, marker="_", ms=4, zorder=2)
+    for full in (True, False):
+        chosen = [row for row in rows if bool(filled(row)) is full]
+        if chosen:
+            axes.plot(
+                [row[x] for row in chosen],
+                [row[y] for row in chosen],
+                marker,
+                ms=SMALL,
+                mew=1.3,
+                color=PALETTE[colour],
+                mfc=PALETTE[colour] if full else PALETTE["surface"],
+                zorder=3,
+                label=label,
+            )
+
+
+def draw_legend(figure: Figure, axes: Axes) -> None:
+    """A legend below the axes, where it covers nothing; each name once. A long one makes the figure taller."""
+    handles, labels = axes.get_legend_handles_labels()
+    once = dict(zip(reversed(labels), reversed(handles), strict=True))
+    labels = list(dict.fromkeys(labels))
+    longest = max((len(line) for label in labels for line in label.split("\n")), default=0)
+    columns = 1 if longest > 44 else 2 if longest > 22 or math.ceil(len(labels) / 2) <= 2 else 3
+    rows = math.ceil(len(labels) / columns)
+    if rows > _ROWS_THAT_FIT:
+        width, height = FIGURE_SIZE
+        figure.set_size_inches(width, height + _LEGEND_ROW * (rows - _ROWS_THAT_FIT))
+    figure.legend(
+        [once[label] for label in labels], labels, loc="outside lower center", ncols=columns, labelspacing=0.6
+    )

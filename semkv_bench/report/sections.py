@@ -1,0 +1,217 @@
+"""Parts of a report beyond the grid: mixes on their line, metrics ranked, deletion against retention."""
+
+from dataclasses import dataclass
+
+from semkv_bench.report.formatting import (
+    DASH,
+    clean,
+    fixed,
+    interval,
+    join,
+    known,
+    p_value,
+    percent,
+    plural,
+    signed,
+    signed_interval,
+)
+from semkv_bench.report.tables import Column, Table, table_of, with_interval
+
+__all__ = ["Section", "sections"]
+
+_MOST_NAMED = 3
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading, what it found in words, how to read it, and tables with their captions."""
+
+    name: str
+    title: str
+    finding: str
+    note: str
+    tables: tuple[tuple[str, Table], ...]
+
+
+def sections(report: dict) -> list[Section]:
+    """The sections that ``report`` has numbers for, in reading order."""
+    made = (_interpolation(report), _rankings(report), _deletion(report))
+    return [section for section in made if section is not None]
+
+
+def _difference(row: dict) -> str:
+    return with_interval(signed(row["diff"]), signed_interval(row["diff_ci"]))
+
+
+_NAME = Column("setting", lambda row: clean(row["setting"]), numeric=False)
+_VERDICT = Column("finding", lambda row: row["verdict"], numeric=False)
+_DIFFERENCE = Column("difference [interval]", _difference)
+_P_ALIKE = Column("p within margin", lambda row: p_value(row["p_equivalence"]), short="p within")
+_P_DIFFERENT = Column("p different", lambda row: p_value(row["p_difference"]), short="p diff.")
+
+_LINE = (
+    _NAME,
+    _VERDICT,
+    Column("effective bits", lambda row: fixed(row["effective_bits"]), optional=True, short="eff. bits"),
+    Column("score", lambda row: fixed(row["score"])),
+    Column("line", lambda row: fixed(row["line"])),
+    _DIFFERENCE,
+    _P_ALIKE,
+    _P_DIFFERENT,
+    Column("high end", lambda row: fixed(row["high_score"])),
+    Column("low end", lambda row: fixed(row["low_score"])),
+    Column(
+        "ends differ",
+        lambda row: "yes" if row["ends_differ"] else "not shown",
+        numeric=False,
+        short="ends differ",
+    ),
+)
+
+_RETAINED = (
+    Column("deleted", lambda row: clean(row["setting"]), numeric=False),
+    Column("retained", lambda row: clean(row["against"]) if row["against"] else DASH, numeric=False),
+    _VERDICT,
+    Column("bits of the deleted", lambda row: fixed(row["effective_bits"]), short="its bits"),
+    Column("bits of the retained", lambda row: fixed(row["against_effective_bits"]), short="kept bits"),
+    Column("score of the deleted", lambda row: fixed(row["score"]), short="its score"),
+    Column("score of the retained", lambda row: fixed(row["against_score"]), short="kept score"),
+    _DIFFERENCE,
+    _P_ALIKE,
+    _P_DIFFERENT,
+)
+
+
+def _interpolation(report: dict) -> Section | None:
+    rows = report.get("interpolation")
+    if not rows:
+        return None
+    flat = sum(not row["ends_differ"] for row in rows)
+    note = (
+        "A mix keeps a fraction of the tokens at the levels of its high end and the rest at those of its low "
+        "end. The line is fraction x score(high end) + (1 - fraction) x score(low end), example by example: "
+        "what a mix scores if every token counts the same. Above it, the metric finds the tokens that matter; "
+        "below it, the tokens left at few levels do more harm than their share. p-values are Holm-adjusted "
+        "over all mixes."
+    )
+    if flat:
+        note += (
+            f" Where the ends are not shown to differ ({flat} of {len(rows)}) the line is flat, and being on it "
+            "says little."
+        )
+    return Section(
+        "interpolation",
+        "Mixes against the line between their ends",
+        _tally(rows, ("on the line", "above the line", "below the line", "not decided"), "mix", "mixes"),
+        note,
+        (("", table_of(rows, _LINE)),),
+    )
+
+
+def _tally(rows: list[dict], verdicts: tuple[str, ...], one: str, many: str) -> str:
+    """How many rows there are of each verdict, as a sentence."""
+    found = [(verdict, [row for row in rows if row["verdict"] == verdict]) for verdict in verdicts]
+    words = [f"{verdict} {len(some)}" for verdict, some in found if some]
+    return f"{plural(len(rows), one) if len(rows) == 1 else f'{len(rows)} {many}'}: {', '.join(words)}."
+
+
+def _rankings(report: dict) -> Section | None:
+    groups = report.get("rankings")
+    if not groups:
+        return None
+    note = (
+        "Metrics that share an allocation store the same bits and differ only in which tokens they favour. "
+        "p-values are Holm-adjusted over all pairs of the group; metrics that share a letter are not separated, "
+        "and the rank is the range of places that the data leave open. Intervals are for one comparison each. "
+        "The best is the best of this sample."
+    )
+    return Section(
+        "rankings",
+        "Importance metrics ranked",
+        " ".join(_group_words(group) for group in groups[:_MOST_NAMED]),
+        note,
+        tuple(
+            (_group_caption(group), table_of(group["metrics"], _ranking_columns(group))) for group in groups
+        ),
+    )
+
+
+def _group_words(group: dict) -> str:
+    first = [row for row in group["metrics"] if row["rank"][0] == 1]
+    name = clean(group["group"])
+    if len(first) == len(group["metrics"]) and all(row["rank"][1] == len(first) for row in first):
+        return f"{name}: no two of {len(first)} metrics are separated."
+    names = [clean(row["metric"]) for row in first[:_MOST_NAMED]]
+    if len(first) > _MOST_NAMED:
+        names = [*names[: _MOST_NAMED - 1], f"{len(first) - _MOST_NAMED + 1} more"]
+    return f"{name}: none is shown to be better than {join(names, 'or')}."
+
+
+def _group_caption(group: dict) -> str:
+    bits = group["effective_bits"]
+    price = f", {fixed(bits)} effective bits" if known(bits) else ""
+    if group["kind"] == "prune":
+        return (
+            f"{clean(group['group'])}: {percent(group['keep'])} of the tokens kept, the rest deleted{price}"
+        )
+    return (
+        f"{clean(group['group'])}: {percent(group['fraction'])} of the tokens at {group['high']} levels, the rest "
+        f"at {group['low']}{price}"
+    )
+
+
+def _ranking_columns(group: dict) -> tuple[Column, ...]:
+    def against(name: str) -> Column:
+        return Column(
+            f"difference to {'the best' if name == 'best' else name}",
+            lambda row: with_interval(signed(row[f"diff_{name}"]), signed_interval(row[f"diff_{name}_ci"])),
+            optional=True,
+            measured=False,
+            short=f"to {name}",
+        )
+
+    def chance(name: str) -> Column:
+        return Column(
+            f"p against {'the best' if name == 'best' else name}",
+            lambda row: p_value(row[f"p_{name}"]),
+            optional=True,
+            measured=False,
+            short=f"p {name}",
+        )
+
+    return (
+        Column("metric", lambda row: clean(row["metric"]), numeric=False),
+        Column("rank", lambda row: _rank(row["rank"])),
+        Column("group", lambda row: row["letters"], numeric=False),
+        Column("score", lambda row: fixed(row["score"])),
+        Column("score interval", lambda row: interval(row["score_ci"]), short="interval"),
+        against("best"),
+        chance("best"),
+        against("random"),
+        chance("random"),
+    )
+
+
+def _rank(ends: list[int]) -> str:
+    return str(ends[0]) if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}"
+
+
+def _deletion(report: dict) -> Section | None:
+    rows = report.get("deletion")
+    if not rows:
+        return None
+    matched = [row for row in rows if row["against"]]
+    verdicts = ("deletion loses more", "deletion loses less", "alike within the margin", "not decided")
+    finding = _tally(matched, verdicts, "comparison", "comparisons")
+    note = (
+        "Deleting tokens and keeping the rest in 16 bits, against keeping all tokens at fewer bits in as much "
+        "memory or less: the coded settings nearest in effective bits from below, half a percent above counted "
+        "as equal. p-values are Holm-adjusted over all comparisons."
+    )
+    return Section(
+        "deletion",
+        "Deletion against low-precision retention",
+        finding if matched else "No coded setting takes as little memory as the pruned ones.",
+        note,
+        (("", table_of(rows, _RETAINED)),),
+    )

@@ -1,0 +1,214 @@
+"""Comparisons beyond the grid: mixes against the line between their ends, metrics, deletion, turns, power."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from semkv_bench.stats.contrast import Contrast, Side, contrast, side_of
+from semkv_bench.stats.equivalence import Judgement, holm
+from semkv_bench.stats.names import Allocated, allocated
+from semkv_bench.stats.options import StatsOptions
+from semkv_bench.stats.pairing import PairedScores, SettingInfo
+from semkv_bench.stats.rankings import rankings
+
+__all__ = ["deletion", "interpolation", "with_comparisons"]
+
+_SAME_BITS = 1e-6
+# Pruning rounds to whole tokens, so equal memory may be recorded a little apart.
+_SAME_MEMORY = 1.005
+
+
+def with_comparisons(
+    report: dict, records: pd.DataFrame, paired: PairedScores, judgement: Judgement, options: StatsOptions
+) -> dict:
+    """``report`` with the fields ``interpolation``, ``rankings`` and ``deletion``.
+
+    All are lists, empty where the settings give nothing to compare. The rows of ``settings`` say in
+    ``allocation`` which tokens get what, as far as their names do.
+    """
+    known = {paired.settings[each.index].name: each.description() for each in allocated(paired.settings)}
+    return {
+        **report,
+        "settings": [{**row, "allocation": known.get(row["setting"])} for row in report["settings"]],
+        "interpolation": interpolation(paired, options),
+        "rankings": rankings(paired, options),
+        "deletion": deletion(paired, options),
+    }
+
+
+def interpolation(paired: PairedScores, options: StatsOptions) -> list[dict]:
+    """Is the score of a two-level mix on the line between its ends?
+
+    One entry per mix whose two ends were run as uniform settings (or as mixes of fraction 0 and 1): the
+    difference between the mix and ``fraction * high + (1 - fraction) * low``, example by example. p-values
+    are Holm-adjusted over all mixes. ``ends_differ`` says whether the ends were shown to differ: a line
+    between equal ends is flat, and being on it says little.
+    """
+    mixes = [mix for mix in allocated(paired.settings) if mix.kind == "mixed" and 0 < mix.share < 1]
+    ends = [(mix, _end(paired, mix, mix.high, 1.0), _end(paired, mix, mix.low, 0.0)) for mix in mixes]
+    ends = [found for found in ends if None not in found]
+    if not ends:
+        return []
+    mixes = [mix for mix, _, _ in ends]
+    share = np.array([mix.share for mix in mixes])
+    high, low = (side_of(paired, [found[k] for found in ends]) for k in (1, 2))
+    line = Side(_mixed(high.scores, low.scores, share), _mixed(high.references, low.references, share))
+    result = contrast(side_of(paired, [mix.index for mix in mixes]), line, paired.tasks, options)
+    apart = contrast(high, low, paired.tasks, options)
+    words = ("on the line", "above the line", "below the line")
+    judged = _judged(result, options, words)
+    return [
+        {
+            **_named(paired.settings[mix.index]),
+            "metric": mix.metric,
+            "high": mix.high,
+            "low": mix.low,
+            "fraction": mix.share,
+            "high_setting": paired.settings[top].name,
+            "low_setting": paired.settings[bottom].name,
+            "high_score": apart.value("first", k),
+            "low_score": apart.value("second", k),
+            "ends_differ": bool(apart.p_difference[k] < options.alpha),
+            "score": result.value("first", k),
+            "line": result.value("second", k),
+            **judged[k],
+        }
+        for k, (mix, top, bottom) in enumerate(ends)
+    ]
+
+
+def _mixed(high: np.ndarray, low: np.ndarray, share: np.ndarray) -> np.ndarray:
+    return share * high + (1 - share) * low
+
+
+def _end(paired: PairedScores, mix: Allocated, levels: int, share: float) -> int | None:
+    """Column of the uniform setting of ``levels`` of the mix's quantizer, or of the mix that is all of it."""
+    own = paired.settings[mix.index].quantizer
+    name = f"{mix.family}-L{levels}" if mix.family else f"L{levels}"
+    uniform = [
+        (i, info)
+        for i, info in enumerate(paired.settings)
+        if info.kind == "uniform" and info.quantizer == own
+    ]
+    for i, info in uniform:
+        if info.name == name:
+            return i
+    bits = math.log2(levels) if levels else None
+    for i, info in uniform:
+        if bits is not None and info.code_bits is not None and abs(info.code_bits - bits) < _SAME_BITS:
+            return i
+    alike = [
+        other
+        for other in allocated(paired.settings)
+        if other.kind == "mixed" and other.group[:4] == mix.group[:4] and other.share == share
+    ]
+    return min(alike, key=lambda other: (other.metric != mix.metric, other.metric)).index if alike else None
+
+
+def deletion(paired: PairedScores, options: StatsOptions) -> list[dict]:
+    """Is it better to delete tokens, or to keep all of them at fewer bits, for the same memory?
+
+    Every pruned setting is compared with the uniform and the mixed setting of each quantizer that are nearest
+    to its effective bits from below (half a percent above counts as equal; among equals, a mix by the same
+    metric first). A pruned setting with nothing at or below its memory has one entry with ``against`` null.
+    p-values are Holm-adjusted over all comparisons.
+    """
+    pairs = []
+    metrics = {each.index: each.metric for each in allocated(paired.settings)}
+    for i, info in enumerate(paired.settings):
+        if info.kind == "prune":
+            found = _retained(paired.settings, info, metrics.get(i), metrics)
+            pairs += [(i, j) for j in found] or [(i, None)]
+    matched = [pair for pair in pairs if pair[1] is not None]
+    first, second = (side_of(paired, [pair[k] for pair in matched]) for k in (0, 1))
+    result = contrast(first, second, paired.tasks, options)
+    words = ("alike within the margin", "deletion loses less", "deletion loses more")
+    judged = dict(zip(matched, _judged(result, options, words), strict=True))
+    scores = {pair: (result.value("first", k), result.value("second", k)) for k, pair in enumerate(matched)}
+    return [_deleted(paired, pair, metrics, judged, scores) for pair in pairs]
+
+
+def _deleted(paired: PairedScores, pair: tuple, metrics: dict[int, str], judged: dict, scores: dict) -> dict:
+    pruned, kept = paired.settings[pair[0]], None if pair[1] is None else paired.settings[pair[1]]
+    score, against = scores.get(pair, (None, None))
+    return {
+        "setting": pruned.name,
+        "metric": metrics.get(pair[0]),
+        "effective_bits": pruned.effective_bits,
+        "score": score,
+        "against": kept and kept.name,
+        "against_kind": kept and kept.kind,
+        "against_effective_bits": kept and kept.effective_bits,
+        "against_score": against,
+        **judged.get(pair, _UNMATCHED),
+    }
+
+
+_UNMATCHED = {
+    "n_clusters": 0,
+    "diff": None,
+    "diff_ci": [None, None],
+    "p_difference": None,
+    "p_difference_raw": None,
+    "p_equivalence": None,
+    "p_equivalence_raw": None,
+    "verdict": "nothing to compare with",
+}
+
+
+def _retained(
+    settings: Sequence[SettingInfo], pruned: SettingInfo, metric: str | None, metrics: dict[int, str]
+) -> list[int]:
+    """Columns of the coded settings to compare ``pruned`` with: per quantizer one uniform, one mixed."""
+    if pruned.effective_bits is None:
+        return []
+    best: dict[tuple, tuple] = {}
+    for i, info in enumerate(settings):
+        bits = info.effective_bits
+        coded = info.kind in ("uniform", "mixed") and bits is not None
+        if not coded or bits > pruned.effective_bits * _SAME_MEMORY:
+            continue
+        place = (-bits, metric is None or metrics.get(i) != metric, info.name, i)
+        key = (info.quantizer or "", info.kind != "uniform")
+        best[key] = min(best.get(key, place), place)
+    return [best[key][-1] for key in sorted(best)]
+
+
+def _named(info: SettingInfo) -> dict:
+    return {
+        "setting": info.name,
+        "quantizer": info.quantizer,
+        "code_bits": info.code_bits,
+        "effective_bits": info.effective_bits,
+    }
+
+
+def _judged(result: Contrast, options: StatsOptions, words: tuple[str, str, str]) -> list[dict]:
+    """Difference, p-values and verdict per column; ``words`` are for alike, above and below."""
+    eq, different = holm(result.p_equivalence), holm(result.p_difference)
+    alike, above, below = words
+    rows = []
+    for k in range(len(result.mean)):
+        if eq[k] < options.alpha:
+            verdict = alike
+        elif different[k] < options.alpha:
+            verdict = above if result.mean[k] > 0 else below
+        else:
+            verdict = "not decided"
+        rows.append(
+            {
+                "n_clusters": int(result.clusters[k]),
+                "diff": result.value("mean", k),
+                "diff_ci": result.interval(k),
+                "p_difference": float(different[k]),
+                "p_difference_raw": float(result.p_difference[k]),
+                "p_equivalence": float(eq[k]),
+                "p_equivalence_raw": float(result.p_equivalence[k]),
+                "verdict": verdict,
+            }
+        )
+    return rows

@@ -1,0 +1,114 @@
+"""Paired difference of two settings neither of which is the reference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from semkv_bench.stats.guarded import TIE, guarded_interval, moments, p_above, p_below
+from semkv_bench.stats.options import StatsOptions
+from semkv_bench.stats.pairing import PairedScores
+
+__all__ = ["Contrast", "Side", "contrast", "side_of"]
+
+_CHUNK = 1000
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of a comparison per column: cluster scores and the reference's over the same rows, [N, K]."""
+
+    scores: np.ndarray
+    references: np.ndarray
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """Average of ``first - second`` with its guarded interval and p-values, arrays [K].
+
+    ``first`` and ``second`` are the averages over the ``clusters`` that have both. ``p_equivalence`` is of two
+    one-sided tests within the margin, ``p_difference`` is two-sided. All is NaN, and p is 1, without clusters.
+    """
+
+    clusters: np.ndarray
+    first: np.ndarray
+    second: np.ndarray
+    mean: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    p_equivalence: np.ndarray
+    p_difference: np.ndarray
+
+    def interval(self, k: int) -> list[float | None]:
+        """Ends of the interval of column ``k``, null where there is none."""
+        ends = (self.low[k], self.high[k])
+        return [None if np.isnan(end) else float(end) for end in ends]
+
+    def value(self, name: str, k: int) -> float | None:
+        """Field ``name`` of column ``k``, null where it is NaN."""
+        number = getattr(self, name)[k]
+        return None if np.isnan(number) else float(number)
+
+
+def side_of(paired: PairedScores, columns: list[int]) -> Side:
+    """The settings ``columns`` as one side, K columns."""
+    return Side(paired.measures["score"][:, columns], paired.references["score"][:, columns])
+
+
+def contrast(first: Side, second: Side, tasks: np.ndarray, options: StatsOptions) -> Contrast:
+    """Compare two sides column by column over the clusters that have both.
+
+    The guarded interval tells a loss from a gain: it is made for a setting against its reference. Here either
+    side may be the better one, so both directions are formed and the wider bound and the larger p are taken.
+    """
+    total = first.scores.shape[1]
+    starts = range(0, total, _CHUNK)
+    parts = [_contrast(_cut(first, s), _cut(second, s), tasks, options) for s in starts] or [
+        _contrast(first, second, tasks, options)
+    ]
+    return Contrast(
+        **{name: np.concatenate([getattr(part, name) for part in parts]) for name in _fields(parts[0])}
+    )
+
+
+def _fields(part: Contrast) -> tuple[str, ...]:
+    return tuple(part.__dataclass_fields__)
+
+
+def _cut(side: Side, start: int) -> Side:
+    return Side(side.scores[:, start : start + _CHUNK], side.references[:, start : start + _CHUNK])
+
+
+def _contrast(first: Side, second: Side, tasks: np.ndarray, options: StatsOptions) -> Contrast:
+    size = first.scores.shape[1]
+    out = {name: np.full(size, np.nan) for name in Contrast.__dataclass_fields__}
+    out["clusters"] = np.zeros(size, dtype=int)
+    out["p_equivalence"], out["p_difference"] = np.ones(size), np.ones(size)
+    # Rows that only one side has must not count; where both have the same rows, the second bracket is 0.
+    difference = (first.scores - second.scores) - (first.references - second.references)
+    difference = np.where(np.abs(difference) < TIE, 0.0, difference)
+    here = np.flatnonzero(~np.isnan(difference).all(axis=0))
+    if not here.size:
+        return Contrast(**out)
+    difference = difference[:, here]
+    one, two = (np.where(np.isnan(difference), np.nan, side.scores[:, here]) for side in (first, second))
+    forth = moments(difference, two, tasks, options.average)
+    back = moments(-difference, one, tasks, options.average)
+    low, high = guarded_interval(forth, options.confidence)
+    back_low, back_high = guarded_interval(back, options.confidence)
+    above = np.maximum(p_above(forth, 0.0), p_below(back, 0.0))
+    below = np.maximum(p_below(forth, 0.0), p_above(back, 0.0))
+    sides = [test(m, end) for m in (forth, back) for test, end in _within(options.margin)]
+    out["clusters"][here] = forth.clusters.astype(int)
+    out["first"][here] = moments(one, one, tasks, options.average).mean
+    out["second"][here] = moments(two, two, tasks, options.average).mean
+    out["mean"][here] = forth.mean
+    out["low"][here], out["high"][here] = np.minimum(low, -back_high), np.maximum(high, -back_low)
+    out["p_difference"][here] = np.minimum(1.0, 2 * np.minimum(above, below))
+    out["p_equivalence"][here] = np.max(sides, axis=0)
+    return Contrast(**out)
+
+
+def _within(margin: float) -> tuple:
+    return ((p_above, -margin), (p_below, margin))

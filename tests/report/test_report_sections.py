@@ -1,0 +1,190 @@
+"""Mixes on their line, rankings and deletion in all forms of the report."""
+
+import io
+import itertools
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from semkv_bench.report import figures, show, write
+from semkv_bench.report.document import json_bytes
+from semkv_bench.report.figures import draw_all
+from semkv_bench.report.marks import series_of, spread
+from semkv_bench.report.panels import draw_rankings
+from semkv_bench.report.sections import sections
+from semkv_bench.stats import StatsOptions, analyze
+
+METRICS = ("attention_received", "attention_window", "hidden_drift", "hidden_norm", "key_norm", "logit_entropy",
+           "random", "recency", "surprisal", "value_norm")  # fmt: skip
+GAIN = {"attention_received": 0.45, "attention_window": 0.4, "key_norm": 0.2, "recency": -0.1}
+
+
+def planned(metrics=METRICS) -> list[tuple]:
+    """Setting, kind, code bits, effective bits and chance of a right answer."""
+    low = math.log2(5)
+    plan = [("full", "full", 16.0, 16.0, 0.97), ("affine-L64", "uniform", 6.0, 6.5, 0.97)]
+    plan += [("affine-L16", "uniform", 4.0, 4.5, 0.95), ("affine-L5", "uniform", low, 2.83, 0.1)]
+    for (high, bits), metric in itertools.product(((64, 6.0), (16, 4.0)), metrics):
+        right = 0.3 + GAIN.get(metric, 0.0)
+        code = 0.25 * bits + 0.75 * low
+        plan.append((f"affine-L{high}/5@0.25:{metric}", "mixed", code, code + 0.5, right))
+    for metric in metrics[:4]:
+        plan.append((f"prune@0.25:{metric}", "prune", None, 4.0, 0.1))
+    return plan
+
+
+def run(metrics=METRICS, examples=40) -> tuple[pd.DataFrame, dict]:
+    random = np.random.default_rng(0)
+    rows = []
+    for i in range(examples):
+        fragility = random.random()
+        for name, kind, code, effective, right in planned(metrics):
+            rows.append(
+                {
+                    "task": f"task{i % 2}",
+                    "example_id": i,
+                    "setting": name,
+                    "kind": kind,
+                    "quantizer": "affine" if kind in ("uniform", "mixed") else None,
+                    "code_bits": code,
+                    "effective_bits": effective,
+                    "score": float(0.7 * fragility + 0.3 * random.random() < right),
+                }
+            )
+    frame = pd.DataFrame(rows)
+    return frame, analyze(frame, StatsOptions(margin=0.1, resamples=200))
+
+
+@pytest.fixture(scope="module")
+def made():
+    return run()
+
+
+@pytest.fixture(scope="module")
+def written(made, tmp_path_factory):
+    frame, report = made
+    return write(report, frame, {}, tmp_path_factory.mktemp("sections"))
+
+
+def printed(report, width):
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    show(report, {}, console)
+    return console.file.getvalue()
+
+
+def test_every_comparison_is_in_a_table(made):
+    _, report = made
+    by_name = {section.name: section for section in sections(report)}
+    assert list(by_name) == ["interpolation", "rankings", "deletion"]
+    ((_, table),) = by_name["interpolation"].tables
+    assert {row[0] for row in table.rows} == {row["setting"] for row in report["interpolation"]}
+    captions = [caption for caption, _ in by_name["rankings"].tables]
+    assert captions[0].startswith("affine-L64/5@0.25: 25.0% of the tokens at 64 levels, the rest at 5, 3.7")
+    for group, (_, table) in zip(report["rankings"], by_name["rankings"].tables, strict=True):
+        assert [row[0] for row in table.rows] == [row["metric"] for row in group["metrics"]]
+        best = table.rows[0]
+        assert best[table.titles.index("difference to the best")] == "–"
+    assert by_name["deletion"].finding.startswith("8 comparisons: ")
+
+
+def test_a_report_without_comparisons_has_no_sections(report):
+    assert sections(report) == []
+    report |= {"interpolation": [], "rankings": [], "deletion": []}
+    assert sections(report) == []
+
+
+def test_the_files_hold_the_sections_and_figure(made, written):
+    for name in ("report.md", "report.html"):
+        text = written[name].read_text(encoding="utf-8")
+        for heading in (
+            "Mixes against the line",
+            "Importance metrics ranked",
+            "Deletion against low-precision",
+        ):
+            assert heading in text
+    assert written["figures/metric_ranking.png"].stat().st_size > 10_000
+    assert written["report.json"].read_bytes() == json_bytes(made[1])
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_terminal_tables_fit(made, width):
+    lines = printed(made[1], width).splitlines()
+    assert max(len(line) for line in lines) <= width
+    assert any(line.startswith("attention_received") and " a " in line for line in lines)
+
+
+def test_ten_metrics_in_two_groups_stay_apart(made, monkeypatch):
+    from semkv_bench.report import panels
+
+    kept = []
+    monkeypatch.setattr(panels, "settle", lambda figure: kept.append(figure))
+    assert panels.draw_rankings(made[1])
+    (figure,) = kept
+    figure.canvas.draw()
+    for axes in figure.axes:
+        boxes = [label.get_window_extent() for label in axes.get_yticklabels()]
+        assert not any(one.overlaps(other) for one, other in itertools.pairwise(boxes))
+        words = [text.get_window_extent() for text in axes.texts]
+        assert all(figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1 for box in boxes + words)
+        assert all(figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1 for box in boxes + words)
+    assert [len(axes.get_yticklabels()) for axes in figure.axes] == [10, 10, 4]
+
+
+def test_series_are_told_apart(made):
+    rows = [row for row in made[1]["settings"] if row["kind"] != "full"]
+    series = series_of(rows)
+    looks = {(one.colour, one.marker) for one in series}
+    assert len(looks) == len(series) == 1 + 10 + 4
+    colours = {(one.label.split(", ")[-1], one.colour) for one in series if one.kind != "uniform"}
+    assert len(colours) == 10  # a metric has its colour in both kinds
+
+
+def test_equal_bits_stand_side_by_side(made):
+    rows = [row for row in made[1]["settings"] if row["kind"] != "full"]
+    moved = spread(rows, "effective_bits")
+    places = [row["effective_bits"] for row in moved]
+    assert len({round(place, 4) for place in places}) == len(places)
+    for before, after in zip(rows, moved, strict=True):
+        if before["kind"] == "uniform":
+            assert after["effective_bits"] == before["effective_bits"]
+        assert abs(after["effective_bits"] - before["effective_bits"]) < 0.4
+
+
+def test_one_point_and_no_points_can_be_spread():
+    row = {"setting": "a", "kind": "mixed", "x": 2.0}
+    assert spread([row], "x") == [row] and spread([], "x") == []
+
+
+def test_the_lines_between_the_ends_are_drawn(made, monkeypatch):
+    kept = []
+    monkeypatch.setattr(figures, "FIGURE_NAMES", ("quality_vs_effective_bits",))
+    monkeypatch.setattr(figures, "settle", lambda figure: kept.append(figure))
+    (quality,) = draw_all(made[1])
+    assert "affine-L64/5@0.25:random 0." in quality.description
+    scores = {row["setting"]: row["score"] for row in made[1]["settings"]}
+    dotted = [line for line in kept[0].axes[0].lines if line.get_label() == "line between a mix's ends"]
+    ends = {(tuple(line.get_xdata()), tuple(line.get_ydata())) for line in dotted}
+    assert ends == {
+        ((2.83, 6.5), (scores["affine-L5"], scores["affine-L64"])),
+        ((2.83, 4.5), (scores["affine-L5"], scores["affine-L16"])),
+    }
+    assert {"16/5 25%", "64/5 25%", "keep 25%"} == {text.get_text() for text in kept[0].axes[0].texts}
+
+
+def test_many_groups_leave_a_figure_of_bounded_height(made):
+    drawn = draw_rankings({**made[1], "rankings": made[1]["rankings"] * 20})
+    height = float(drawn.svg.split('height="')[1].split("pt")[0]) / 72
+    assert height < 15
+
+
+def test_hostile_metric_names_are_shown_as_text(tmp_path, monkeypatch):
+    monkeypatch.setattr(figures, "FIGURE_NAMES", ("metric_ranking",))
+    metrics = ("<b>$x_{1$|`", "random", "\x1b[31m red")
+    frame, report = run(metrics, examples=12)
+    paths = write(report, frame, {}, tmp_path)
+    page = paths["report.html"].read_text(encoding="utf-8")
+    assert "<b>" not in page and "\x1b" not in page
+    assert "\x1b" not in printed(report, 100)
