@@ -2,8 +2,18 @@
 
 from semkv_bench.tasks.base import Example, FollowUp, Task
 from semkv_bench.tasks.longbench import LongBench
+from semkv_bench.tasks.longbench_multiturn import LongBenchMultiturn
 from semkv_bench.tasks.longform import Longform
 from semkv_bench.tasks.synthetic import Synthetic
 from semkv_bench.tasks.synthetic_multiturn import SyntheticMultiturn
 
-__all__ = ["Example", "FollowUp", "LongBench", "Longform", "Synthetic", "SyntheticMultiturn", "Task"]
+__all__ = [
+    "Example",
+    "FollowUp",
+    "LongBench",
+    "LongBenchMultiturn",
+    "Longform",
+    "Synthetic",
+    "SyntheticMultiturn",
+    "Task",
+]

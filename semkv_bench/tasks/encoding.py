@@ -117,7 +117,7 @@ def _after(rendered: str, fed: str) -> str:
         if end == len(rendered) or rendered[end] != character:
             raise UsageError(
                 "this model's chat template changes earlier turns when a later one is added, so their cache "
-                "cannot be kept; choose another model, or task.chat=false for conversations without a template"
+                "cannot be kept; choose another model, or task=synthetic_multiturn task.chat=false"
             )
         end += 1
     trailing = fed[len(fed.rstrip()) :]

@@ -5,16 +5,18 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from semkv_bench.errors import MissingError
 from semkv_bench.tasks import longbench_metrics as metrics
 from semkv_bench.tasks.base import Example, Task, check_choice, check_draw, choose_names
-from semkv_bench.tasks.encoding import encode_prompt, encode_target
+from semkv_bench.tasks.encoding import Encoded, encode_prompt, encode_target
 from semkv_bench.tasks.longbench_data import HUB_REVISION, Item, Source, fetch_archive, open_source
 from semkv_bench.tasks.longbench_prompts import PromptSet, fill, load_prompts
 
-__all__ = ["GROUPS", "TASKS", "LongBench", "LongBenchTask"]
+__all__ = ["GROUPS", "TASKS", "LongBench", "LongBenchTask", "draw_sample"]
+
+Drawn = TypeVar("Drawn")
 
 _log = logging.getLogger(__name__)
 
@@ -137,9 +139,9 @@ class LongBench(Task):
             items = self._source.items(name)
             encoded: dict[str, Example] = {}
             for seed in seeds:
-                for item in _sample(items, name, seed, per_task):
+                for item in draw_sample(items, name, seed, per_task):
                     if item.item_id not in encoded:
-                        encoded[item.item_id] = self._encode(
+                        _, encoded[item.item_id] = self._encode(
                             tokenizer, name, item, max_prompt_tokens, max_new_tokens
                         )
                     out.append(replace(encoded[item.item_id], seed=seed))
@@ -166,12 +168,12 @@ class LongBench(Task):
 
     def _encode(
         self, tokenizer: Any, name: str, item: Item, max_prompt_tokens: int | None, max_new_tokens: int | None
-    ) -> Example:
+    ) -> tuple[Encoded, Example]:
         task = TASKS[name]
         text = fill(self._prompts.templates[name], item.context, item.input)
         prompt = encode_prompt(tokenizer, text, chat=task.chat, max_tokens=max_prompt_tokens)
         newline = tokenizer("\n", add_special_tokens=False)["input_ids"][-1:] if task.stops_at_newline else ()
-        return Example(
+        return prompt, Example(
             task=name,
             example_id=item.item_id,
             seed=0,
@@ -186,8 +188,8 @@ class LongBench(Task):
         )
 
 
-def _sample(items: list[Item], name: str, seed: int, per_task: int | None) -> list[Item]:
-    """``per_task`` items in file order; a larger sample of the same seed holds the smaller one."""
+def draw_sample(items: Sequence[Drawn], name: str, seed: int, per_task: int | None) -> Sequence[Drawn]:
+    """``per_task`` of task ``name``'s items in their order; a larger sample of the same seed holds the smaller one."""
     if per_task is None or per_task >= len(items):
         return items
     order = list(range(len(items)))

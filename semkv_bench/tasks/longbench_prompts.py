@@ -15,7 +15,7 @@ from pathlib import Path
 from semkv_bench.errors import MissingError, UsageError
 from semkv_bench.paths import cache_dir
 
-__all__ = ["OFFICIAL_SHA256", "OFFICIAL_URL", "OWN", "PromptSet", "fill", "load_prompts"]
+__all__ = ["FOLLOW_UPS", "OFFICIAL_SHA256", "OFFICIAL_URL", "OWN", "PromptSet", "fill", "load_prompts"]
 
 _log = logging.getLogger(__name__)
 
@@ -105,6 +105,27 @@ OWN: Mapping[str, str] = {
     "repobench-p": (
         "These are pieces of one project; the last source file stops in the middle. Write the one line that "
         "follows.\n{context}{input}The line that follows:\n"
+    ),
+}
+
+_SHORT, _CHINESE = "Question: {input}\nShort answer:", "提问：{input}\n简答："
+# A later question about the same text: what OWN says without the text and without what it is.
+FOLLOW_UPS: Mapping[str, str] = {
+    "narrativeqa": _SHORT,
+    "qasper": _SHORT,
+    "multifieldqa_en": _SHORT,
+    "multifieldqa_zh": _CHINESE,
+    "hotpotqa": _SHORT,
+    "2wikimqa": _SHORT,
+    "musique": _SHORT,
+    "dureader": "提问：{input}\n答：",
+    "qmsum": "Request: {input}\nResponse:",
+    "passage_retrieval_en": (
+        "The summary:\n\n{input}\n\n"
+        'Which paragraph does it sum up? Reply in the form "Paragraph N", N being its number.\n\nReply:'
+    ),
+    "passage_retrieval_zh": (
+        "概要如下：\n\n{input}\n\n这份概要写的是哪一段？只需按“段落N”的形式作答，N为该段的编号。\n\n答："
     ),
 }
 
