@@ -1,12 +1,13 @@
 """Caches that transformers models accept: preallocated rows, one row per setting of the same prompt."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.configuration_utils import PreTrainedConfig
 
-__all__ = ["RowCache", "RowLayer", "full_attention_layers", "layer_types"]
+__all__ = ["Mark", "Row", "RowCache", "RowLayer", "full_attention_layers", "layer_types", "row_mask"]
 
 _STORED_IN_FULL = {"full_attention", "sliding_attention", "chunked_attention"}
 
@@ -26,11 +27,60 @@ def full_attention_layers(config: PreTrainedConfig) -> tuple[int, ...]:
     return tuple(i for i, kind in enumerate(layer_types(config)) if kind == "full_attention")
 
 
+def row_mask(
+    config: PreTrainedConfig, places: torch.Tensor, keys: int, dtype: torch.dtype
+) -> torch.Tensor | dict[str, torch.Tensor]:
+    """Additive attention mask [rows, 1, new, keys] for queries at ``places`` [rows, new] of rows of their own length.
+
+    A query sees the keys up to its own place, and of these what the kind of attention lets it; where a model
+    has layers of several kinds, a mask for each.
+    """
+    text, kinds = config.get_text_config(decoder=True), sorted(set(layer_types(config)))
+    key, query = torch.arange(keys, device=places.device), places[:, None, :, None]
+    masks = {}
+    for kind in kinds:
+        seen = key <= query
+        if kind == "sliding_attention":
+            seen &= key > query - text.sliding_window
+        elif kind == "chunked_attention":
+            seen &= key // text.attention_chunk_size == query // text.attention_chunk_size
+        masks[kind] = torch.zeros(seen.shape, dtype=dtype, device=places.device)
+        masks[kind].masked_fill_(~seen, torch.finfo(dtype).min)
+    return masks if len(kinds) > 1 else masks[kinds[0]]
+
+
+@dataclass
+class Row:
+    """What is known of one row besides its keys and values.
+
+    index: which setting it belongs to; settled: tokens before the open stretch, coded or never to be coded;
+    coded: tokens that are stored as the setting says; skipped: tokens deleted, so that positions run ahead
+    of places; reads: how often, summed over layers, attention was handed coded tokens.
+    """
+
+    index: int
+    settled: int = 0
+    coded: int = 0
+    skipped: int = 0
+    reads: int = 0
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A row's state to return to: a copy of its bookkeeping, its length, and its open tokens of every layer."""
+
+    book: Row
+    length: int
+    opened: list[tuple[torch.Tensor, torch.Tensor]]
+
+
 class RowLayer(CacheLayerMixin):
     """One layer's keys and values in buffers that are allocated once: [rows, heads, capacity, head_dim].
 
+    Every row has its own length; new tokens go behind a row's last one. Where lengths differ, what
+    attention is given ends with the longest row, and a mask must hide the places behind the others.
     Sliding layers store every token too and leave the window to the attention mask; their values are
-    the same and no token is ever moved. ``reads`` counts how often attention was handed ``coded`` tokens.
+    the same and no token is ever moved.
     """
 
     is_croppable = True
@@ -38,15 +88,27 @@ class RowLayer(CacheLayerMixin):
     def __init__(self, sliding: bool = False):
         super().__init__()
         self.is_sliding = sliding
-        self.length = 0
+        self.lengths: list[int] = []
         self.rows = 0
         self.capacity = 0
-        self.coded = False
-        self.reads = 0
+        self.book: list[Row] = []
 
-    def reserve(self, rows: int, capacity: int) -> None:
-        """Start anew with ``rows`` empty rows of up to ``capacity`` tokens; a large enough buffer is reused."""
-        self.rows, self.length, self.coded, self.reads = rows, 0, False, 0
+    @property
+    def length(self) -> int:
+        """Tokens of the longest row in use."""
+        return max(self.lengths[: self.rows], default=0)
+
+    @property
+    def even(self) -> bool:
+        """Do all rows in use have the same length?"""
+        return min(self.lengths[: self.rows], default=0) == self.length
+
+    def reserve(self, rows: int, capacity: int, book: list[Row]) -> None:
+        """Start anew with ``rows`` empty rows of up to ``capacity`` tokens; a large enough buffer is reused.
+
+        book: bookkeeping of the rows, shared by all layers.
+        """
+        self.rows, self.lengths, self.book = rows, [0] * rows, book
         self.capacity = capacity
         if self.is_initialized and (self.keys.shape[0] < rows or self.keys.shape[2] < capacity):
             self.keys = self.values = None
@@ -55,8 +117,9 @@ class RowLayer(CacheLayerMixin):
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Allocate both buffers in the shape, type and device of the first states [rows, heads, tokens, dim]."""
         self.dtype, self.device = key_states.dtype, key_states.device
+        # Zeros: masked places are multiplied by zero weights, which NaN would survive.
         self.keys, self.values = (
-            states.new_empty(self.rows, states.shape[1], self.capacity, states.shape[3])
+            states.new_zeros(self.rows, states.shape[1], self.capacity, states.shape[3])
             for states in (key_states, value_states)
         )
         self.is_initialized = True
@@ -68,12 +131,16 @@ class RowLayer(CacheLayerMixin):
         """
         if not self.is_initialized:
             self.lazy_initialization(*like)
-        self.length = tokens
+        self.lengths = [tokens] * self.rows
         return self.stored()
 
     def stored(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Views of what the rows hold now: keys and values [rows, heads, length, head_dim]."""
+        """Views of what the rows in use hold: keys and values [rows, heads, length of the longest, head_dim]."""
         return self.keys[: self.rows, :, : self.length], self.values[: self.rows, :, : self.length]
+
+    def part(self, row: int, here: slice) -> tuple[torch.Tensor, torch.Tensor]:
+        """Views of some of one row's keys and values [heads, tokens, head_dim]."""
+        return self.keys[row, :, here], self.values[row, :, here]
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs
@@ -81,33 +148,63 @@ class RowLayer(CacheLayerMixin):
         """Append states [rows, heads, new, head_dim]; returns views of everything stored."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        start, self.length = self.length, self.length + key_states.shape[2]
-        if self.length > self.capacity:
-            raise ValueError(f"the row cache holds {self.capacity} tokens; {self.length} were given")
-        self.keys[: self.rows, :, start : self.length].copy_(key_states)
-        self.values[: self.rows, :, start : self.length].copy_(value_states)
-        self.reads += self.coded
+        new, length = key_states.shape[2], self.length
+        if length + new > self.capacity:
+            raise ValueError(f"the row cache holds {self.capacity} tokens; {length + new} were given")
+        for buffer, states in ((self.keys, key_states), (self.values, value_states)):
+            if self.even:
+                buffer[: self.rows, :, length : length + new].copy_(states)
+            else:
+                for row, start in enumerate(self.lengths[: self.rows]):
+                    buffer[row, :, start : start + new].copy_(states[row])
+        for row in range(self.rows):
+            self.lengths[row] += new
+        if not self.is_sliding:
+            for row in self.book[: self.rows]:
+                row.reads += row.coded > 0
         return self.stored()
 
-    def rewind(self, length: int) -> None:
-        """Forget the tokens after the first ``length``."""
-        self.length = min(self.length, length)
+    def rewind(self, lengths: Sequence[int]) -> None:
+        """Forget the tokens after the first ``lengths[row]`` of every row in use."""
+        self.lengths[: self.rows] = map(min, self.lengths[: self.rows], lengths)
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the newest tokens; transformers gives their number with a minus sign."""
-        self.rewind(self.length - abs(tokens_to_remove))
+        self.rewind([length - abs(tokens_to_remove) for length in self.lengths[: self.rows]])
+
+    def keep(self, row: int, start: int, end: int, kept: torch.Tensor) -> None:
+        """Delete all tokens of ``row`` between ``start`` and ``end`` but the ``kept`` ones, a mask of them."""
+        count, length = int(kept.sum()), self.lengths[row]
+        for buffer in (self.keys, self.values):
+            stay = buffer[row, :, start:end][:, kept]
+            buffer[row, :, start : start + count] = stay
+            buffer[row, :, start + count : length - (end - start - count)] = buffer[
+                row, :, end:length
+            ].clone()
+        self.lengths[row] = length - (end - start - count)
 
     def move_row(self, source: int, target: int) -> None:
         """Overwrite row ``target`` with row ``source``."""
+        length = self.lengths[source]
         for buffer in (self.keys, self.values):
-            buffer[target, :, : self.length].copy_(buffer[source, :, : self.length])
+            buffer[target, :, :length].copy_(buffer[source, :, :length])
+        self.lengths[target] = length
+
+    def swap_rows(self, one: int, other: int) -> None:
+        """Let two rows change places."""
+        length = max(self.lengths[one], self.lengths[other])
+        for buffer in (self.keys, self.values):
+            aside = buffer[one, :, :length].clone()
+            buffer[one, :, :length].copy_(buffer[other, :, :length])
+            buffer[other, :, :length].copy_(aside)
+        self.lengths[one], self.lengths[other] = self.lengths[other], self.lengths[one]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Keys seen by the next ``query_length`` queries, and the position of the first of them."""
         return self.length + query_length, 0
 
     def get_seq_length(self) -> int:
-        """Tokens stored in every row."""
+        """Tokens stored in the longest row."""
         return self.length
 
     def get_max_length(self) -> int:
@@ -116,10 +213,10 @@ class RowLayer(CacheLayerMixin):
 
 
 class RowCache(Cache):
-    """A cache of ``rows`` rows that share a prompt length and are decoded together.
+    """A cache of rows that begin with the same prompt and are decoded together.
 
-    Rows that have ended leave by ``drop``: the last row takes their place, so that the rows in use stay
-    at the front of the buffer and nothing else is copied.
+    Rows that have ended leave by ``drop``, or wait for a later turn by ``park``: the last row in use takes
+    their place, so that the rows in use stay at the front of the buffer and nothing else is copied.
     """
 
     def __init__(self, config: PreTrainedConfig):
@@ -128,38 +225,84 @@ class RowCache(Cache):
         if unknown:
             raise ValueError(f"layers of type {', '.join(unknown)} have no key-value rows")
         super().__init__(layers=[RowLayer(sliding=kind != "full_attention") for kind in kinds])
+        self.book: list[Row] = []
+
+    @property
+    def rows(self) -> list[Row]:
+        """Bookkeeping of the rows in use."""
+        return self.book[: self.layers[0].rows]
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens stored in every row in use."""
+        return self.layers[0].lengths[: self.layers[0].rows]
+
+    def opened(self, row: int) -> int:
+        """Tokens of a row that may still become coded."""
+        return self.layers[0].lengths[row] - self.book[row].settled
 
     def reserve(self, rows: int, capacity: int) -> None:
         """Start anew with ``rows`` rows of up to ``capacity`` tokens each."""
+        self.book = [Row(index) for index in range(rows)]
         for layer in self.layers:
-            layer.reserve(rows, capacity)
+            layer.reserve(rows, capacity, self.book)
 
-    def rewind(self, length: int) -> None:
-        """Keep the first ``length`` tokens of every row."""
+    def rewind(self, length: int | Sequence[int]) -> None:
+        """Keep the first ``length`` tokens of every row in use; or a number for each."""
+        lengths = [length] * self.layers[0].rows if isinstance(length, int) else length
         for layer in self.layers:
-            layer.rewind(length)
+            layer.rewind(lengths)
 
     def drop(self, ended: Sequence[int]) -> list[int]:
         """Let the rows ``ended`` leave.
 
         Returns the old indices of the rows that stay, in their new order.
         """
+        return self._leave(ended, "move_row")
+
+    def park(self, ended: Sequence[int]) -> list[int]:
+        """As ``drop``, but the rows can be brought back by ``unpark``."""
+        return self._leave(ended, "swap_rows")
+
+    def unpark(self) -> None:
+        """Bring all rows back that were parked, in the order that they have now."""
+        for layer in self.layers:
+            layer.rows = len(self.book)
+
+    def mark(self, lengths: Sequence[int] | None = None) -> list[Mark]:
+        """The state of every row in use, its open tokens copied; with ``lengths``, as if rows ended there."""
+        marks = []
+        for number, (row, length) in enumerate(zip(self.rows, lengths or self.lengths, strict=True)):
+            here = slice(row.settled, length)
+            opened = [tuple(side.clone() for side in layer.part(number, here)) for layer in self.layers]
+            marks.append(Mark(replace(row), length, opened))
+        return marks
+
+    def return_to(self, marks: Sequence[Mark]) -> None:
+        """Undo all that was fed and coded since ``marks``; the rows may have changed places."""
+        found = {mark.book.index: mark for mark in marks}
+        for number, row in enumerate(self.rows):
+            mark = found[row.index]
+            here = slice(mark.book.settled, mark.length)
+            for layer, opened in zip(self.layers, mark.opened, strict=True):
+                layer.lengths[number] = mark.length
+                for side, before in zip(layer.part(number, here), opened, strict=True):
+                    side.copy_(before)
+            vars(row).update(vars(mark.book))
+
+    def _leave(self, ended: Sequence[int], how: str) -> list[int]:
         order = list(range(self.layers[0].rows))
         for row in sorted(ended, reverse=True):
             last = len(order) - 1
             if row != last:
                 for layer in self.layers:
-                    layer.move_row(last, row)
+                    getattr(layer, how)(last, row)
+                self.book[row], self.book[last] = self.book[last], self.book[row]
                 order[row] = order[last]
             order.pop()
             for layer in self.layers:
                 layer.rows = last
         return order
-
-    @property
-    def reads(self) -> int:
-        """How often, summed over layers, attention was handed coded tokens."""
-        return sum(layer.reads for layer in self.layers)
 
     @property
     def nbytes(self) -> int:

@@ -5,23 +5,25 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from semkv_bench.allocation import SHARED, Allocation, top_tokens
-from semkv_bench.cache import RowCache
+from semkv_bench.blocks import PREFILL, Blocks
+from semkv_bench.cache import Row, RowCache, row_mask
 from semkv_bench.device import memory_total
 from semkv_bench.errors import SemkvError, UsageError
-from semkv_bench.importance import observe, shared
+from semkv_bench.importance import observe
 from semkv_bench.models import LoadedModel, ModelShape
-from semkv_bench.quantizers import NonFiniteError
-from semkv_bench.settings import Coded, Setting
+from semkv_bench.requests import Outcome, Request, Turn
+from semkv_bench.rowcoding import RowCoding
+from semkv_bench.settings import Setting
 
-__all__ = ["Engine", "EngineOptions", "Outcome", "Request", "row_bytes"]
+__all__ = ["Engine", "EngineOptions", "Outcome", "Request", "Turn", "row_bytes"]
+
+_FORCED_BLOCKS = 4
 
 
 @dataclass(frozen=True)
@@ -58,40 +60,6 @@ class EngineOptions:
             raise UsageError(f"engine.temperature={self.temperature} must be 0 (greedy) or a positive number")
 
 
-@dataclass(frozen=True)
-class Request:
-    """One prompt to answer under every setting.
-
-    input_ids: the whole prompt; reference_ids: the reference answer, forced on the model to measure KL.
-    """
-
-    input_ids: Sequence[int]
-    reference_ids: Sequence[int]
-    max_new_tokens: int
-    stop_ids: frozenset[int]
-    min_new_tokens: int = 0
-    seed: int = 0
-
-
-@dataclass
-class Outcome:
-    """What one setting answered. ``tokens`` leaves out the stop token; ``ended`` says that there was one.
-
-    kl: mean KL(full || setting) of the next-token distributions, in nats, over the forced reference answer;
-    kl_first the same for its first token; top1_agreement: share of those tokens where both rank the
-    same token first. reads: how often attention was handed quantized layers.
-    """
-
-    setting: Setting
-    tokens: list[int] = field(default_factory=list)
-    ended: bool = False
-    kl: float | None = None
-    kl_first: float | None = None
-    top1_agreement: float | None = None
-    reads: int = 0
-    batch_rows: int = 0
-
-
 class Engine:
     """Runs requests on one loaded model; buffers are kept from one request to the next."""
 
@@ -101,34 +69,49 @@ class Engine:
         self.prompt = RowCache(loaded.model.config)
         self.rows = RowCache(loaded.model.config)
         self._row_limit = options.max_rows
-        self._reference: Tensor | None = None
-        self._skipped = 0
+        self._prompt_ids: Sequence[int] = ()
         self._scores: dict[str, Tensor] = {}
-        self._shared: dict[str, Tensor] = {}
+        self._references: dict[int, Tensor] = {}
+        self._coding: RowCoding | None = None
+
+    def run(self, request: Request, settings: Sequence[Setting], rule: Blocks = PREFILL) -> list[Outcome]:
+        """Answer a single question under every setting; see ``converse``."""
+        return self.converse(request, settings, rule)[0]
 
     @torch.inference_mode()
-    def run(self, request: Request, settings: Sequence[Setting]) -> list[Outcome]:
-        """Answer ``request`` under every setting; the first must be ``full``, which the others are measured against.
+    def converse(
+        self,
+        request: Request,
+        settings: Sequence[Setting],
+        rule: Blocks = PREFILL,
+        own_history: bool = True,
+    ) -> list[list[Outcome]]:
+        """Answer all turns of ``request`` under every setting; outcomes by turn, then in the order of ``settings``.
+
+        The first setting must be ``full``, which the others are measured against. rule: which tokens become
+        coded, and when. own_history: later turns see a row's own answers, or else the reference answers.
 
         Raises:
             SemkvError: the model produced NaN, or memory does not hold a single row.
         """
         metrics = sorted(set().union(*(setting.metrics for setting in settings)))
         self.prefill(request.input_ids[:-1], metrics, request.seed)
-        self._reference = None
-        outcomes: list[Outcome] = []
-        # Rows of one batch hold the same number of tokens, so pruned settings form batches of their own.
-        for _, alike in itertools.groupby(settings, key=self._stored_tokens):
-            outcomes.extend(self._run_in_groups(request, list(alike)))
-        return outcomes
+        self._references = {}
+        outcomes: list[list[Outcome]] = []
+        # Pruned settings keep numbers of tokens of their own, so they form batches of their own.
+        for _, alike in itertools.groupby(settings, key=lambda s: s.prune and s.prune.keep):
+            outcomes.extend(self._run_in_groups(request, list(alike), rule, own_history))
+        return [list(turn) for turn in zip(*outcomes, strict=True)]
 
     @torch.inference_mode()
-    def run_alone(self, request: Request, setting: Setting) -> Outcome:
-        """Answer the request that was just run once more under one setting, in a batch of its own.
+    def run_alone(
+        self, request: Request, setting: Setting, rule: Blocks = PREFILL, own_history: bool = True
+    ) -> list[Outcome]:
+        """Answer the request that was just run once more under one setting, in a batch of its own; one outcome a turn.
 
         Its KL and agreement are against ``full`` in the batch: for ``full`` itself, the noise that batching adds.
         """
-        return self._run_group(request, [setting])[0]
+        return self._run_group(request, [setting], rule, own_history)[0]
 
     @torch.inference_mode()
     def prefill(self, input_ids: Sequence[int], metrics: Sequence[str] = (), seed: int = 0) -> None:
@@ -137,7 +120,8 @@ class Engine:
         metrics: labels of the importance metrics that are taken on the way; seed: of the random one.
         """
         self.prompt.reserve(1, len(input_ids))
-        ids = torch.tensor([list(input_ids)], device=self.loaded.device)
+        self._prompt_ids = list(input_ids)
+        ids = torch.tensor([self._prompt_ids], device=self.loaded.device)
         with ExitStack() as stack:
             observer = None
             if metrics:
@@ -147,120 +131,210 @@ class Engine:
             for chunk in ids.split(self.options.prefill_chunk or len(input_ids), dim=1):
                 self._forward(self.loaded.model.base_model, chunk, self.prompt)
         self._scores = {} if observer is None else observer.scores()
-        self._shared = {label: shared(scores) for label, scores in self._scores.items()}
 
     @torch.inference_mode()
-    def fill(self, settings: Sequence[Setting], seed: int, room: int) -> None:
+    def fill(self, settings: Sequence[Setting], seed: int, room: int, rule: Blocks = PREFILL) -> None:
         """Give every setting a row that holds the prompt's cache as that setting would return it.
 
         room: tokens that will follow. All settings must keep the same number of tokens.
         """
-        tokens = self._stored_tokens(settings[0])
-        self.rows.reserve(len(settings), tokens + room)
-        quantized = {layer: place for place, layer in enumerate(self.loaded.shape.quantized_layers)}
-        for index, (source, target) in enumerate(zip(self.prompt.layers, self.rows.layers, strict=True)):
-            stored = source.stored()
-            views = target.take(tokens, like=stored)
-            target.coded = index in quantized
-            ranked = partial(self._importance, place=quantized.get(index, 0))
-            for side, (states, view) in enumerate(zip(stored, views, strict=True)):
-                try:
-                    if settings[0].prune is not None:
-                        _keep_side(states[0], view, settings, ranked)
-                    else:
-                        coded = [(s.keys, s.values)[side] if target.coded else None for s in settings]
-                        _fill_side(states[0], view, coded, ranked, _coder_seed(seed, index, side))
-                except NonFiniteError as error:
-                    raise NonFiniteError(f"layer {index}, {('keys', 'values')[side]}: {error}") from error
+        shape = self.loaded.shape
+        self._coding = RowCoding(self.rows, settings, rule, shape.quantized_layers, self._prompt_ids, seed)
+        self._coding.fill(self.prompt, room, self._scores.__getitem__)
 
-    def _importance(self, allocation: Allocation, place: int) -> Tensor | None:
-        """Importance [tokens] that ``allocation`` ranks by in the quantized layer number ``place``."""
-        if allocation.metric is None:
-            return None
-        if allocation.scope == SHARED:
-            return self._shared[allocation.metric]
-        scores = self._scores[allocation.metric]
-        return scores[place if len(scores) > 1 else 0]
-
-    def _stored_tokens(self, setting: Setting) -> int:
-        """Tokens that the setting keeps of the prompt at hand."""
-        tokens = self.prompt.get_seq_length()
-        return tokens if setting.prune is None else setting.prune.kept(tokens)
-
-    def _run_in_groups(self, request: Request, settings: list[Setting]) -> list[Outcome]:
+    def _run_in_groups(
+        self, request: Request, settings: list[Setting], rule: Blocks, own_history: bool
+    ) -> list[list[Outcome]]:
         """Split settings that could be one batch into batches that fit the memory."""
-        outcomes: list[Outcome] = []
+        outcomes: list[list[Outcome]] = []
         while len(outcomes) < len(settings):
-            group = settings[len(outcomes) : len(outcomes) + self._rows_that_fit(request)]
+            fit = self._rows_that_fit(request, rule, own_history)
+            group = settings[len(outcomes) : len(outcomes) + fit]
             try:
-                done = self._run_group(request, group)
+                done = self._run_group(request, group, rule, own_history)
             except (torch.OutOfMemoryError, RuntimeError) as error:
                 if not _is_out_of_memory(error):
                     raise
                 if group[0].kind == "full":
-                    self._reference = None
+                    self._references = {}
                 self._halve(len(group))
                 continue
             outcomes.extend(done)
         return outcomes
 
-    def _run_group(self, request: Request, group: Sequence[Setting]) -> list[Outcome]:
-        forced = list(request.reference_ids[: self.options.teacher_tokens])
-        self.fill(group, request.seed, room=max(request.max_new_tokens, len(forced)) + 1)
-        stored = self.rows.get_seq_length()
-        ids = torch.tensor([[request.input_ids[-1], *forced[:-1]]], device=self.loaded.device)
-        # Pruned rows hold fewer tokens than the prompt, but what follows keeps its position.
-        self._skipped = len(request.input_ids) - 1 - stored
-        logits = self._step(ids.expand(len(group), -1)).float()
-        log_probs = torch.log_softmax(logits, dim=-1)  # [rows, forced, vocabulary]
-        if self._reference is None:
-            self._reference = log_probs[0].clone()
-        outcomes = [Outcome(setting, batch_rows=len(group)) for setting in group]
-        if forced:
-            _compare(outcomes, log_probs, self._reference)
-        self.rows.rewind(stored + 1)
-        self._decode(request, outcomes, logits[:, 0])
-        return outcomes
+    def _run_group(
+        self, request: Request, group: Sequence[Setting], rule: Blocks, own_history: bool
+    ) -> list[list[Outcome]]:
+        """One batch: the outcomes of every setting, one a turn."""
+        self.fill(group, request.seed, self._room(request, rule, own_history), rule)
+        found: list[list[Outcome]] = [[] for _ in group]
+        questions = [[request.input_ids[-1]]] * len(group)
+        for number, turn in enumerate(request.turns):
+            outcomes = [Outcome(setting, batch_rows=len(group), turn=number) for setting in group]
+            logits = self._ask(turn, questions, outcomes)
+            more = number + 1 < len(request.turns)
+            before = self.rows.mark() if more and not own_history else None
+            self._decode(turn, _chooser(request, number, self.options.temperature), outcomes, logits, more)
+            for outcome, mine in zip(outcomes, found, strict=True):
+                mine.append(outcome)
+            if more:
+                self.rows.unpark()
+                if before is not None:
+                    self.rows.return_to(before)
+                    self._read_out(turn.reference_ids)
+                self._coding.close(all_open=True)
+                following = list(request.turns[number + 1].input_ids)
+                questions = [
+                    [*_unfed(outcomes[row.index], own_history), *following] for row in self.rows.rows
+                ]
+        return found
 
-    def _decode(self, request: Request, outcomes: list[Outcome], logits: Tensor) -> None:
-        active = list(outcomes)
-        choose = _chooser(request, self.options.temperature)
-        for step in range(request.max_new_tokens):
+    def _ask(self, turn: Turn, questions: Sequence[list[int]], outcomes: Sequence[Outcome]) -> Tensor:
+        """Feed every row its question, and the forced answer after it to measure KL.
+
+        Returns the logits [rows, vocabulary] of the answer's first token; the rows then end with the question.
+        """
+        rows, rule = self.rows, self._coding.rule
+        forced = list(turn.reference_ids[: self._forced_limit(rule)])
+        ends = [length + len(ids) for length, ids in zip(rows.lengths, questions, strict=True)]
+        for row, end in zip(rows.rows, ends, strict=True):
+            outcomes[row.index].context, row.reads = end + row.skipped, 0
+        along = self._along(questions, len(forced) - 1)
+        shortest = min(map(len, questions))
+        widest = max(map(len, questions)) + along
+        logits = self._feed([[*ids, *forced[:along]] for ids in questions], keep=widest - shortest + 1)
+        starts = [len(ids) - shortest for ids in questions]
+        first = torch.stack([logits[row, start] for row, start in enumerate(starts)]).float()
+        if forced:
+            parts = [logits[row, start : start + along + 1] for row, start in enumerate(starts)]
+            comparison = _Comparison(self._references.get(outcomes[0].turn), outcomes, rule)
+            comparison.add(torch.stack(parts), rows.rows)
+            if along + 1 < len(forced):
+                marks = rows.mark(ends)
+                self._feed_singly(forced[along:-1], comparison.add)
+                rows.return_to(marks)
+            self._references[outcomes[0].turn] = comparison.finish()
+        rows.rewind(ends)
+        return first
+
+    def _along(self, questions: Sequence[list[int]], tokens: int) -> int:
+        """How many of ``tokens`` forced tokens may be fed with the questions and see what single steps would see."""
+        rule = self._coding.rule
+        opened = [self.rows.opened(row) + len(ids) for row, ids in enumerate(questions)]
+        if any(map(rule.due, opened)):
+            return 0
+        limits = [rule.fits(count) for count in opened] if rule.codes_tail else []
+        return max(0, min([tokens, *limits]))
+
+    def _feed_singly(
+        self, ids: Sequence[int], hear: Callable[[Tensor, Sequence[Row]], None] | None = None
+    ) -> None:
+        """Feed all rows the same tokens, in as few calls as give what one token at a time would give.
+
+        hear: gets the logits [rows, tokens, vocabulary] of every call, and the rows.
+        """
+        rule, left = self._coding.rule, list(ids)
+        while left:
+            self._coding.close()
+            limits = [rule.fits(self.rows.opened(row)) for row in range(len(self.rows.rows))]
+            count = min([len(left), *limits]) if rule.codes_tail else len(left)
+            logits = self._feed([left[:count]] * len(self.rows.rows), keep=None if hear is None else count)
+            if hear is not None:
+                hear(logits, self.rows.rows)
+            left = left[count:]
+
+    def _decode(
+        self,
+        turn: Turn,
+        choose: Callable[[Tensor, int], Tensor],
+        outcomes: Sequence[Outcome],
+        logits: Tensor,
+        more: bool,
+    ) -> None:
+        """Let every row answer. Rows that have ended leave, or wait aside if there are ``more`` turns."""
+        for step in range(turn.max_new_tokens):
             chosen = choose(logits, step).tolist()
-            for outcome, token in zip(active, chosen, strict=True):
-                outcome.ended = token in request.stop_ids
+            leaving = []
+            for number, row in enumerate(self.rows.rows):
+                outcome, token = outcomes[row.index], chosen[number]
+                outcome.ended = token in turn.stop_ids
                 if not outcome.ended:
                     outcome.tokens.append(token)
-            done = step + 1 == request.max_new_tokens
-            leaving = [row for row, outcome in enumerate(active) if outcome.ended or done]
-            for row in leaving:
-                active[row].reads = self.rows.reads
-            order = self.rows.drop(leaving)
-            active = [active[row] for row in order]
-            if not active:
+                if outcome.ended or step + 1 == turn.max_new_tokens:
+                    leaving.append(number)
+                    self._note(outcome, number)
+            order = self.rows.park(leaving) if more else self.rows.drop(leaving)
+            if not order:
                 return
-            ids = torch.tensor([[chosen[row]] for row in order], device=self.loaded.device)
-            logits = self._step(ids)[:, -1].float()
+            self._coding.close()
+            logits = self._feed([[chosen[row]] for row in order], keep=1)[:, -1].float()
 
-    def _step(self, ids: Tensor) -> Tensor:
-        """Logits [rows, new, vocabulary] of the next tokens ids [rows, new] of every row."""
-        positions = {}
-        if self._skipped:
-            start = self.rows.get_seq_length() + self._skipped
-            positions["position_ids"] = torch.arange(start, start + ids.shape[1], device=ids.device)[None]
-        return self._forward(self.loaded.model, ids, self.rows, **positions).logits
+    def _note(self, outcome: Outcome, number: int) -> None:
+        """Write down how the cache of row ``number`` was used in the turn that ends."""
+        row = self.rows.rows[number]
+        outcome.reads = row.reads
+        if outcome.setting.kind != "full":
+            outcome.coded_share = row.coded / (self.rows.lengths[number] + row.skipped)
+
+    def _feed(self, tokens: Sequence[list[int]], keep: int | None) -> Tensor | None:
+        """Feed every row its tokens, which may differ in number.
+
+        Returns logits [rows, keep, vocabulary] of the last ``keep`` places of the longest; None for None.
+        """
+        longest, starts = max(map(len, tokens)), self.rows.lengths
+        # Shorter ones are filled up behind; what is fed there is forgotten before anything sees it.
+        ids = torch.tensor([ids + [0] * (longest - len(ids)) for ids in tokens], device=self.loaded.device)
+        where = self._places(starts, longest)
+        if keep is None:
+            self._forward(self.loaded.model.base_model, ids, self.rows, **where)
+            logits = None
+        else:
+            logits = self._forward(self.loaded.model, ids, self.rows, logits_to_keep=keep, **where).logits
+        if any(len(ids) < longest for ids in tokens):
+            self.rows.rewind([start + len(ids) for start, ids in zip(starts, tokens, strict=True)])
+        return logits
+
+    def _places(self, starts: Sequence[int], new: int) -> dict[str, Any]:
+        """Positions and mask of ``new`` tokens a row, where they are not what transformers would think."""
+        rows, even = self.rows.rows, min(starts) == max(starts)
+        if even and not any(row.skipped for row in rows):
+            return {}
+        device = self.loaded.device
+        steps = torch.arange(new, device=device)
+        first = torch.tensor(starts, device=device)[:, None]
+        skipped = torch.tensor([row.skipped for row in rows], device=device)[:, None]
+        where = {"position_ids": first + skipped + steps}
+        if not even:
+            where["attention_mask"] = row_mask(
+                self.loaded.model.config, first + steps, max(starts) + new, self.loaded.dtype
+            )
+        return where
 
     def _forward(self, module: Any, ids: Tensor, cache: RowCache, **kwargs: Any) -> Any:
         return module(input_ids=ids, use_cache=True, **{self.loaded.cache_keyword: cache}, **kwargs)
 
-    def _rows_that_fit(self, request: Request) -> int:
-        room = max(request.max_new_tokens, self.options.teacher_tokens) + 1
-        capacity = len(request.input_ids) + room
+    def _forced_limit(self, rule: Blocks) -> int:
+        """Tokens of the reference answer that are forced: several blocks of them, where blocks are coded."""
+        return max(self.options.teacher_tokens, _FORCED_BLOCKS * rule.block * rule.codes_tail)
+
+    def _room(self, request: Request, rule: Blocks, own_history: bool) -> int:
+        """Tokens that a row may have to hold besides the prompt."""
+        room, limit = 0, self._forced_limit(rule)
+        for turn in request.turns:
+            longest = [turn.max_new_tokens, min(limit, len(turn.reference_ids))]
+            longest += [] if own_history else [len(turn.reference_ids)]
+            room += len(turn.input_ids) * (turn is not request) + max(longest) + 2
+        return room
+
+    def _rows_that_fit(self, request: Request, rule: Blocks, own_history: bool) -> int:
+        if request.follow_ups and self.loaded.model.config._attn_implementation not in ("sdpa", "eager"):
+            # Rows of different lengths need a mask of their own, which other kinds of attention do not take.
+            return 1
+        capacity = len(request.input_ids) + self._room(request, rule, own_history)
         per_row = row_bytes(self.loaded.shape, capacity, self.loaded.dtype.itemsize)
         # The forced answer's logits and their logarithms, in float32.
-        per_row += (
-            2 * 4 * self.options.teacher_tokens * self.loaded.model.get_output_embeddings().weight.shape[0]
-        )
+        at_once = max(self.options.teacher_tokens, rule.block * rule.codes_tail)
+        per_row += 2 * 4 * at_once * self.loaded.model.get_output_embeddings().weight.shape[0]
         budget = self.options.memory_fraction * memory_total(self.loaded.device)
         fit = max(1, int(budget // per_row))
         return min(fit, self._row_limit or fit)
@@ -281,62 +355,68 @@ def row_bytes(shape: ModelShape, tokens: int, itemsize: int) -> int:
     return 2 * shape.layers * shape.kv_heads * shape.head_dim * tokens * itemsize
 
 
-def _fill_side(
-    states: Tensor,
-    view: Tensor,
-    coded: Sequence[Coded | None],
-    ranked: Callable[[Allocation], Tensor | None],
-    seed: int,
-) -> None:
-    """states [heads, tokens, head_dim] into view [rows, heads, tokens, head_dim], as each row's coding returns it."""
-    start = 0
-    for quantizer, run in itertools.groupby(coded, key=lambda side: None if side is None else side.quantizer):
-        sides = list(run)
-        target = view[start : start + len(sides)]
-        start += len(sides)
-        if quantizer is None:
-            target.copy_(states.expand_as(target))
-            continue
-        levels = [side.allocation.levels(states.shape[1], ranked(side.allocation)) for side in sides]
-        widest = max(len(row) for row in levels)
-        stacked = torch.stack([row.expand(widest) for row in levels]).to(states.device)
-        quantizer.coder(states.shape[2], seed, states.device).quantize_dequantize(states, stacked, out=target)
+class _Comparison:
+    """Gathers KL and agreement of a turn's forced tokens, row by row.
+
+    reference: log-probabilities of ``full`` [forced, vocabulary]; None: of the row among these that is ``full``.
+    """
+
+    def __init__(self, reference: Tensor | None, outcomes: Sequence[Outcome], rule: Blocks):
+        self._known = reference
+        self._outcomes = outcomes
+        self._always = rule.codes_prompt
+        self._found: list[Tensor] = []
+        self._done = 0
+        self._kl: list[list[Tensor]] = [[] for _ in outcomes]
+        self._same: list[list[Tensor]] = [[] for _ in outcomes]
+
+    def add(self, logits: Tensor, rows: Sequence[Row]) -> None:
+        """The next forced tokens: logits [rows, tokens, vocabulary]."""
+        log_probs = torch.log_softmax(logits.float(), dim=-1)
+        if self._known is None:
+            full = next(number for number, row in enumerate(rows) if row.index == 0)
+            self._found.append(log_probs[full].clone())
+        here = slice(self._done, self._done + log_probs.shape[1])
+        reference = self._found[-1] if self._known is None else self._known[here]
+        self._done = here.stop
+        best = reference.argmax(-1)
+        for row, found in zip(rows, log_probs, strict=True):
+            if self._always or row.coded:
+                kl = torch.nn.functional.kl_div(found, reference, log_target=True, reduction="none")
+                self._kl[row.index].append(kl.sum(-1).clamp_min(0))
+                self._same[row.index].append((found.argmax(-1) == best).float())
+
+    def finish(self) -> Tensor:
+        """Fill in the outcomes; returns the reference."""
+        for outcome, kl, same in zip(self._outcomes, self._kl, self._same, strict=True):
+            if kl:
+                values = torch.cat(kl)
+                outcome.kl, outcome.kl_first = values.mean().item(), values[0].item()
+                outcome.top1_agreement = torch.cat(same).mean().item()
+                if not math.isfinite(outcome.kl):
+                    name = outcome.setting.name
+                    raise SemkvError(f"the model gave NaN or infinite logits under setting {name}")
+        return torch.cat(self._found) if self._known is None else self._known
 
 
-def _keep_side(
-    states: Tensor, view: Tensor, settings: Sequence[Setting], ranked: Callable[[Allocation], Tensor | None]
-) -> None:
-    """The kept tokens of states [heads, tokens, head_dim], in their order, into view [rows, heads, kept, head_dim]."""
-    for row, setting in zip(view, settings, strict=True):
-        kept = top_tokens(ranked(setting.prune), setting.prune.keep)
-        row.copy_(states[:, kept.to(states.device)])
+def _unfed(outcome: Outcome, own_history: bool) -> list[int]:
+    """The answer's last token, where it was chosen and never fed: an answer that met its limit."""
+    return outcome.tokens[-1:] if own_history and not outcome.ended else []
 
 
-def _compare(outcomes: Sequence[Outcome], log_probs: Tensor, reference: Tensor) -> None:
-    """Fill in KL and agreement against ``reference`` [forced, vocabulary], row by row."""
-    best = reference.argmax(-1)
-    for outcome, row in zip(outcomes, log_probs, strict=True):
-        kl = (
-            torch.nn.functional.kl_div(row, reference, log_target=True, reduction="none").sum(-1).clamp_min(0)
-        )
-        outcome.kl, outcome.kl_first = kl.mean().item(), kl[0].item()
-        outcome.top1_agreement = (row.argmax(-1) == best).float().mean().item()
-        if not math.isfinite(outcome.kl):
-            raise SemkvError(f"the model gave NaN or infinite logits under setting {outcome.setting.name}")
-
-
-def _chooser(request: Request, temperature: float) -> Callable[[Tensor, int], Tensor]:
-    """Picks the next token of every row from logits [rows, vocabulary].
+def _chooser(request: Request, number: int, temperature: float) -> Callable[[Tensor, int], Tensor]:
+    """Picks the next token of every row in turn ``number`` from logits [rows, vocabulary].
 
     Sampling adds Gumbel noise that all rows share, so that settings differ by their logits and not by luck.
     """
     # A stream for every prompt: examples of one seed must not share their luck.
     drawn_by = hashlib.sha256(repr((request.seed, list(request.input_ids))).encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(drawn_by[:7], "big"))
-    stops = sorted(request.stop_ids)
+    generator = torch.Generator().manual_seed(int.from_bytes(drawn_by[:7], "big") + number)
+    turn = request.turns[number]
+    stops = sorted(turn.stop_ids)
 
     def choose(logits: Tensor, step: int) -> Tensor:
-        if step < request.min_new_tokens and stops:
+        if step < turn.min_new_tokens and stops:
             logits = logits.index_fill(-1, torch.tensor(stops, device=logits.device), -math.inf)
         if temperature:
             uniform = torch.rand(logits.shape[-1], generator=generator).clamp_min(1e-20)
@@ -344,10 +424,6 @@ def _chooser(request: Request, temperature: float) -> Callable[[Tensor, int], Te
         return logits.argmax(-1)
 
     return choose
-
-
-def _coder_seed(seed: int, layer: int, side: int) -> int:
-    return ((seed * 1_000 + layer) * 2 + side) % 2**63
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

@@ -12,14 +12,22 @@ from semkv_bench.config import build
 from semkv_bench.engine import EngineOptions
 from semkv_bench.errors import UsageError
 from semkv_bench.models import EmbeddedModel, ModelShape, PretrainedModel
-from semkv_bench.protocols import Prefill
+from semkv_bench.protocols import Protocol
 from semkv_bench.quantizers import Quantizer
 from semkv_bench.settings import FULL, Setting, uniform_settings
 from semkv_bench.shard import Shard
 from semkv_bench.stats import StatsOptions
 from semkv_bench.tasks import Example, Task
 
-__all__ = ["Plan", "make_plan", "planned_settings", "prompt_hash", "quantizers", "stats_options"]
+__all__ = [
+    "Plan",
+    "make_plan",
+    "most_tokens",
+    "planned_settings",
+    "prompt_hash",
+    "quantizers",
+    "stats_options",
+]
 
 # Where a batch of settings runs and how it is split changes no result by more than rounding.
 _NOT_PROTOCOL = {
@@ -37,7 +45,7 @@ class Plan:
     settings: tuple[Setting, ...]
     task: Task
     examples: tuple[Example, ...]
-    runner: Prefill
+    runner: Protocol
     engine: EngineOptions
     protocol: dict[str, Any]
     shard: Shard | None = None
@@ -95,13 +103,15 @@ def make_plan(config: DictConfig, exclude: Collection[tuple[str, str]] = ()) -> 
         config.max_new_tokens,
     )
     examples = [example for example in examples if (example.task, example.example_id) not in exclude]
-    _check_lengths(examples, shape)
+    _check_lengths(examples, shape, runner.own_history)
+    runner.check(settings, examples)
     protocol = {
         "model": source.name,
         "model_config": _decided(config, "model"),
         "quantizer": _decided(config, "quantizer"),
         "value_quantizer": _decided(config, "value_quantizer"),
         "protocol": runner.name,
+        **({"protocol_config": _decided(config, "protocol")} if runner.variant else {}),
         "layers": {"total": shape.layers, "quantized": len(shape.quantized_layers)},
         "head_dim": shape.head_dim,
         "settings": {setting.name: _described(setting, shape.head_dim) for setting in settings},
@@ -150,19 +160,36 @@ def stats_options(config: DictConfig) -> StatsOptions:
 
 
 def prompt_hash(example: Example) -> str:
-    """Short SHA-256 of the token ids that are fed."""
-    return hashlib.sha256(json.dumps(list(example.input_ids)).encode()).hexdigest()[:16]
+    """Short SHA-256 of the token ids that are fed, those of later turns included."""
+    fed = list(example.input_ids)
+    if example.follow_ups:
+        fed = [fed, *(list(later.input_ids) for later in example.follow_ups)]
+    return hashlib.sha256(json.dumps(fed).encode()).hexdigest()[:16]
 
 
-def _check_lengths(examples: Sequence[Example], shape: ModelShape) -> None:
+def most_tokens(example: Example, own_history: bool = True) -> int:
+    """Tokens that a row holds at most: prompt, questions and answers of all turns."""
+    total = 0
+    for turn, asked in enumerate((example, *example.follow_ups)):
+        answer = asked.max_new_tokens
+        if not own_history:
+            # The reference answer takes the place of the row's own, except in the last turn.
+            answer = max(answer, len(asked.target_ids)) if turn + 1 < example.turns else answer
+        total += len(asked.input_ids) + answer
+    return total
+
+
+def _check_lengths(examples: Sequence[Example], shape: ModelShape, own_history: bool) -> None:
     if not examples:
         raise UsageError("no examples: the task, subset and per_task chosen leave nothing to run")
-    longest = max(examples, key=lambda example: len(example.input_ids) + example.max_new_tokens)
-    needed = len(longest.input_ids) + longest.max_new_tokens
+    longest = max(examples, key=lambda example: most_tokens(example, own_history))
+    needed = most_tokens(longest, own_history)
     if shape.max_positions is not None and needed > shape.max_positions:
+        room = shape.max_positions - needed + len(longest.input_ids)
+        hint = f"cap the prompts with max_prompt_tokens={room}" if room > 1 else "shorten max_new_tokens"
         raise UsageError(
             f"{longest.task} {longest.example_id} needs {needed} positions, the model has {shape.max_positions}; "
-            f"cap the prompts with max_prompt_tokens={shape.max_positions - longest.max_new_tokens}"
+            f"{hint}"
         )
     short = next((example for example in examples if len(example.input_ids) < 2), None)
     if short is not None:
@@ -187,6 +214,10 @@ def _described(setting: Setting, head_dim: int) -> dict[str, Any]:
 
 def _digest(examples: Sequence[Example]) -> str:
     content = [
-        (e.task, e.example_id, e.seed, e.turn, e.input_ids, e.max_new_tokens, e.answers) for e in examples
+        (
+            *(e.task, e.example_id, e.seed, e.turn, e.input_ids, e.max_new_tokens, e.answers),
+            *((f.input_ids, f.max_new_tokens, f.answers, f.target_ids) for f in e.follow_ups),
+        )
+        for e in examples
     ]
     return hashlib.sha256(json.dumps(content, ensure_ascii=False).encode()).hexdigest()

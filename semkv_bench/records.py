@@ -34,7 +34,7 @@ class RunFolder:
     """A folder that one or several processes append records to.
 
     Each process writes a ``records-N.jsonl`` of its own, held by a lock. The records of one example under all
-    settings form a unit; a unit cut short by a kill is taken out and done again.
+    settings, in all its turns, form a unit; a unit cut short by a kill is taken out and done again.
     """
 
     path: Path
@@ -70,12 +70,12 @@ class RunFolder:
         """Take a records file for this process, repair what a kill left, and learn what is done."""
         with _explained(self.path):
             self._file = self._claim()
-            self.done = {unit for file in self._files() for unit in _complete_units(file, self._unit_size)}
+            self.done = {unit for file in self._files() for unit in _complete_units(file, self._settings)}
 
     def refresh(self) -> None:
         """Learn what other processes have finished meanwhile."""
         others = [file for file in self._files() if file.name != Path(self._file.name).name]
-        self.done |= {unit for file in others for unit in _complete_units(file, self._unit_size)}
+        self.done |= {unit for file in others for unit in _complete_units(file, self._settings)}
 
     def share(self, pending: Sequence[T]) -> list[T]:
         """``pending`` in the order in which this process should take it.
@@ -130,10 +130,10 @@ class RunFolder:
     @property
     def recorded(self) -> int:
         """Examples that are recorded by now, whoever ran them."""
-        return len({unit for file in self._files() for unit in _complete_units(file, self._unit_size)})
+        return len({unit for file in self._files() for unit in _complete_units(file, self._settings)})
 
     @property
-    def _unit_size(self) -> int:
+    def _settings(self) -> int:
         return len(self.protocol["settings"])
 
     def _files(self) -> list[Path]:
@@ -148,7 +148,7 @@ class RunFolder:
             except OSError:
                 file.close()
                 continue
-            _repair(file, self._unit_size)
+            _repair(file, self._settings)
             return file
         raise SemkvError(f"{self.path} has ten thousand writers at once")
 
@@ -175,7 +175,7 @@ def read_run(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
         raise MissingError(f"{path} is not a run folder (no protocol.yaml); give run=DIR of a sweep")
     protocol = _read_protocol(path)
     try:
-        recorded, size = protocol["hash"], len(protocol["settings"])
+        recorded, settings = protocol["hash"], len(protocol["settings"])
     except (KeyError, TypeError) as error:
         raise UsageError(f"{path / 'protocol.yaml'} is damaged: no {error}") from error
     if protocol_hash(protocol) != recorded:
@@ -185,7 +185,7 @@ def read_run(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
     records: list[dict[str, Any]] = []
     for file in sorted(path.glob("records-*.jsonl")):
         for unit in _units(file.read_bytes(), file):
-            if len(unit) == size:
+            if _is_complete(unit, settings):
                 records.extend(unit)
     if not records:
         raise MissingError(f"{path} holds no finished example yet; run the sweep again to continue it")
@@ -194,9 +194,14 @@ def read_run(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
     return frame.drop_duplicates([*_UNIT, "turn", "setting"], ignore_index=True), protocol
 
 
-def _complete_units(path: Path, size: int) -> Iterable[tuple[str, str, int]]:
+def _is_complete(unit: Sequence[Mapping[str, Any]], settings: int) -> bool:
+    """Does the unit hold a record for every setting and turn?"""
+    return len(unit) == settings * unit[0].get("turns", 1)
+
+
+def _complete_units(path: Path, settings: int) -> Iterable[tuple[str, str, int]]:
     for unit in _units(path.read_bytes(), path):
-        if len(unit) == size:
+        if _is_complete(unit, settings):
             yield tuple(unit[0][name] for name in _UNIT)
 
 
@@ -219,13 +224,13 @@ def _units(content: bytes, path: Path) -> list[list[dict[str, Any]]]:
     return units
 
 
-def _repair(file: IO[bytes], size: int) -> None:
+def _repair(file: IO[bytes], settings: int) -> None:
     """Cut a torn last line and an unfinished last unit."""
     file.seek(0)
     content = file.read()
     keep = content.rfind(b"\n") + 1
     units = _units(content[:keep], Path(file.name))
-    if units and len(units[-1]) != size:
+    if units and not _is_complete(units[-1], settings):
         for _ in units[-1]:
             keep = content.rfind(b"\n", 0, keep - 1) + 1
     if keep != len(content):

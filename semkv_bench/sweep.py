@@ -13,14 +13,14 @@ from omegaconf import DictConfig, OmegaConf
 
 from semkv_bench.config import to_yaml
 from semkv_bench.device import describe
-from semkv_bench.engine import Engine, Outcome, Request
+from semkv_bench.engine import Engine, Outcome, Request, Turn
 from semkv_bench.errors import SemkvError
 from semkv_bench.models import LoadedModel
 from semkv_bench.plan import Plan, prompt_hash
 from semkv_bench.records import RunFolder, protocol_hash
 from semkv_bench.runaway import is_runaway
 from semkv_bench.settings import FULL
-from semkv_bench.tasks import Example
+from semkv_bench.tasks import Example, FollowUp
 
 __all__ = ["RUNS", "newest_run", "open_run", "run_sweep"]
 
@@ -127,57 +127,73 @@ def _noise_sample(plan: Plan) -> set[tuple[str, str, int]]:
 
 
 def _answers(plan: Plan, engine: Engine, example: Example, alone: bool) -> list[dict[str, Any]]:
-    """One record per setting; ``alone`` adds to that of ``full`` how it fares in a batch of its own."""
+    """One record per setting and turn; ``alone`` adds to those of ``full`` how it fares in a batch of its own."""
     loaded, request = engine.loaded, _request(engine.loaded, example)
-    outcomes = plan.runner.run(engine, request, plan.settings)
-    common = {
-        "model": loaded.label,
-        "model_revision": loaded.revision,
-        "protocol": plan.runner.name,
-        "task": example.task,
-        "example_id": example.example_id,
-        "seed": example.seed,
-        "turn": example.turn,
-        "prompts": plan.task.prompt_source,
-        "prompt_hash": prompt_hash(example),
-        "prompt_tokens": len(example.input_ids),
-        "truncated": example.truncated,
-        "depths": list(example.depths),
-    }
-    records = [{**common, **_answer(plan, loaded, example, outcome)} for outcome in outcomes]
-    if alone:
-        single = plan.runner.run_alone(engine, request, FULL)
-        records[0] |= {
-            "alone_score": plan.task.score(example, _text(loaded, single)),
-            "alone_same_tokens": single.tokens == outcomes[0].tokens,
-            "alone_kl": single.kl,
+    turns = plan.runner.run(engine, request, plan.settings)
+    single = plan.runner.run_alone(engine, request, FULL) if alone else [None] * len(turns)
+    records = []
+    for number, (outcomes, lone) in enumerate(zip(turns, single, strict=True)):
+        asked = example.at(number)
+        common = {
+            "model": loaded.label,
+            "model_revision": loaded.revision,
+            "protocol": plan.runner.name,
+            **plan.runner.variant,
+            "task": example.task,
+            "example_id": example.example_id,
+            "seed": example.seed,
+            "turn": number,
+            "turns": example.turns,
+            "prompts": plan.task.prompt_source,
+            "prompt_hash": prompt_hash(example),
+            "truncated": example.truncated,
+            "depths": list(asked.depths),
         }
+        mine = [{**common, **_answer(plan, loaded, asked, outcome)} for outcome in outcomes]
+        if lone is not None:
+            mine[0] |= {
+                "alone_score": plan.task.score(asked, _text(loaded, lone)),
+                "alone_same_tokens": lone.tokens == outcomes[0].tokens,
+                "alone_kl": lone.kl,
+            }
+        records += mine
     return records
 
 
 def _request(loaded: LoadedModel, example: Example) -> Request:
     return Request(
-        input_ids=example.input_ids,
-        reference_ids=example.target_ids,
-        max_new_tokens=example.max_new_tokens,
-        stop_ids=frozenset((*loaded.eos_ids, *example.stop_token_ids)),
-        min_new_tokens=example.min_new_tokens,
+        **_turn(loaded, example),
         seed=example.seed,
+        follow_ups=tuple(Turn(**_turn(loaded, later)) for later in example.follow_ups),
     )
 
 
-def _answer(plan: Plan, loaded: LoadedModel, example: Example, outcome: Outcome) -> Mapping[str, Any]:
+def _turn(loaded: LoadedModel, asked: Example | FollowUp) -> dict[str, Any]:
+    return {
+        "input_ids": asked.input_ids,
+        "reference_ids": asked.target_ids,
+        "max_new_tokens": asked.max_new_tokens,
+        "stop_ids": frozenset((*loaded.eos_ids, *asked.stop_token_ids)),
+        "min_new_tokens": asked.min_new_tokens,
+    }
+
+
+def _answer(plan: Plan, loaded: LoadedModel, asked: Example, outcome: Outcome) -> Mapping[str, Any]:
     setting = outcome.setting
     quantizes = setting.keys is not None or setting.values is not None
-    if quantizes and not outcome.reads:
+    fed = len(outcome.tokens) - (not outcome.ended)
+    # A short answer may end before its first block is coded; then nothing could be read.
+    if quantizes and not outcome.reads and plan.runner.rule.is_read(outcome.turn, fed):
         raise SemkvError(f"{setting.name}: attention never read a quantized token; the result is refused")
     prediction = _text(loaded, outcome)
     return {
+        "prompt_tokens": outcome.context,
         "setting": setting.name,
         "kind": setting.kind,
         "quantizer": setting.quantizer,
         **asdict(setting.storage(plan.shape.head_dim)),
-        "score": plan.task.score(example, prediction),
+        "coded_share": round(outcome.coded_share, 6),
+        "score": plan.task.score(asked, prediction),
         "prediction": prediction,
         "new_tokens": len(outcome.tokens),
         "runaway": is_runaway(outcome.tokens, outcome.ended),

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from transformers import DynamicCache
 
 from semkv_bench.allocation import Prune, TwoLevel, Uniform, top_tokens
+from semkv_bench.blocks import ranking
 from semkv_bench.engine import Engine, Request
 from semkv_bench.errors import UsageError
 from semkv_bench.grid import FULL_PRECISION
@@ -111,7 +112,7 @@ def test_kept_tokens_keep_their_positions(tiny_llama, scope):
     plain, reference = DynamicCache(config=model.config), DynamicCache(config=model.config)
     model(input_ids=torch.tensor([request.input_ids[:-1]]), use_cache=True, **{keyword: plain})
     for index, layer in enumerate(plain.layers):
-        kept = top_tokens(engine._importance(setting.prune, index), 0.5)
+        kept = top_tokens(ranking(setting.prune, index, engine._scores.__getitem__), 0.5)
         assert kept.sum() == 20
         reference.update(layer.keys[:, :, kept], layer.values[:, :, kept], index)
     tokens, position = [request.input_ids[-1]], 40

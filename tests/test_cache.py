@@ -1,8 +1,8 @@
 import pytest
 import torch
-from transformers import DynamicCache
+from transformers import DynamicCache, LlamaConfig
 
-from semkv_bench.cache import RowCache, full_attention_layers, layer_types
+from semkv_bench.cache import RowCache, full_attention_layers, layer_types, row_mask
 
 
 def _poison(cache: RowCache) -> None:
@@ -39,6 +39,78 @@ def test_dropped_rows_leave_the_others_untouched(tiny_llama):
     got = model(input_ids=step, use_cache=True, **{keyword: rows}).logits
     alone = model(input_ids=torch.cat([ids[order], step], dim=1)).logits[:, -1:]
     torch.testing.assert_close(got, alone, atol=2e-4, rtol=1e-4)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_rows_of_different_lengths_see_their_own_tokens_only(tiny, attention):
+    model, keyword = tiny.model, tiny.cache_keyword
+    ids = torch.randint(3, 97, (3, 24), generator=torch.Generator().manual_seed(2))
+    lengths, new = [20, 9, 14], 3
+    rows = RowCache(model.config)
+    rows.reserve(3, 24)
+    model.set_attn_implementation(attention)
+    try:
+        model(input_ids=ids[:, :20], use_cache=True, **{keyword: rows})
+        rows.rewind(lengths)
+        fresh = torch.stack([row[length : length + new] for row, length in zip(ids, lengths, strict=True)])
+        places = torch.tensor(lengths)[:, None] + torch.arange(new)
+        got = model(
+            input_ids=fresh,
+            use_cache=True,
+            position_ids=places,
+            attention_mask=row_mask(model.config, places, 20 + new, tiny.dtype),
+            **{keyword: rows},
+        ).logits
+        assert rows.lengths == [23, 12, 17]
+        for row, length in enumerate(lengths):
+            alone = model(input_ids=ids[row : row + 1, : length + new]).logits[0, -new:]
+            torch.testing.assert_close(got[row], alone, atol=2e-4, rtol=1e-4)
+    finally:
+        model.set_attn_implementation("sdpa")
+
+
+def _stored(rows, number):
+    return [side[number, :, : rows.lengths[number]].clone() for side in rows.layers[0].stored()]
+
+
+def test_parked_rows_come_back_as_they_were():
+    rows = RowCache(LlamaConfig(num_hidden_layers=1))
+    rows.reserve(4, 12)
+    states = torch.randn(2, 4, 2, 8, 16, generator=torch.Generator().manual_seed(3))
+    rows.update(*states, 0)
+    rows.rewind([5, 8, 6, 7])
+    before = {row.index: _stored(rows, number) for number, row in enumerate(rows.rows)}
+    assert rows.park([0, 2]) == [3, 1]
+    assert rows.lengths == [7, 8]
+    rows.update(*torch.zeros(2, 2, 2, 1, 16), 0)
+    rows.unpark()
+    assert sorted(row.index for row in rows.rows) == [0, 1, 2, 3]
+    for number, row in enumerate(rows.rows):
+        grown = row.index in (3, 1)
+        for was, now in zip(before[row.index], _stored(rows, number), strict=True):
+            assert now.shape[1] == was.shape[1] + grown and torch.equal(now[:, : was.shape[1]], was)
+
+
+def test_marked_rows_return_to_their_open_tokens():
+    rows = RowCache(LlamaConfig(num_hidden_layers=1))
+    rows.reserve(3, 12)
+    rows.update(*torch.randn(2, 3, 2, 6, 16, generator=torch.Generator().manual_seed(4)), 0)
+    for row, settled in zip(rows.rows, (2, 3, 4), strict=True):
+        row.settled = settled
+    before = {row.index: _stored(rows, number) for number, row in enumerate(rows.rows)}
+    marks = rows.mark()
+    rows.update(*torch.ones(2, 3, 2, 2, 16), 0)
+    for number, row in enumerate(rows.rows):
+        for side in rows.layers[0].part(number, slice(row.settled, 8)):
+            side.zero_()
+        row.settled = row.coded = 8
+    rows.park([0])
+    rows.unpark()
+    rows.return_to(marks)
+    for number, row in enumerate(rows.rows):
+        assert (row.settled, row.coded) == ((2, 3, 4)[row.index], 0)
+        assert all(map(torch.equal, _stored(rows, number), before[row.index]))
 
 
 def test_drop_everything_and_start_anew(tiny_llama):

@@ -116,10 +116,10 @@ def test_out_of_memory_halves_the_group(tiny_llama, monkeypatch):
     engine, fill = Engine(tiny_llama), Engine.fill
     expected = Engine(tiny_llama).run(_request(tiny_llama), [FULL, *GRID])
 
-    def scarce(self, settings, seed, room):
+    def scarce(self, settings, *rest):
         if len(settings) > 2:
             raise torch.OutOfMemoryError("no memory")
-        fill(self, settings, seed, room)
+        fill(self, settings, *rest)
 
     monkeypatch.setattr(Engine, "fill", scarce)
     got = engine.run(_request(tiny_llama), [FULL, *GRID])

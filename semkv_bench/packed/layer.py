@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from semkv_bench.allocation import SHARED
+from semkv_bench.blocks import coder_seed
 from semkv_bench.errors import SemkvError, UsageError
 from semkv_bench.kernels import NonFiniteError
 from semkv_bench.packed.attention import Call, Loan, last_query_mask, lend, visible
@@ -328,8 +329,3 @@ class PackedLayer(CacheLayerMixin):
         for side in self.sides:
             side.select(rows)
         self.padding = [self.padding[row] for row in rows]
-
-
-def coder_seed(seed: int, layer: int, side: int) -> int:
-    """Seed of one layer's keys (side 0) or values (side 1), as in the sweep."""
-    return (seed * 1_000 + layer) * 2 + side

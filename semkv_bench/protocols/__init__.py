@@ -1,5 +1,8 @@
 """What is quantized, and when."""
 
+from semkv_bench.protocols.base import Protocol
+from semkv_bench.protocols.generation import Generation
+from semkv_bench.protocols.multiturn import MultiTurn
 from semkv_bench.protocols.prefill import Prefill
 
-__all__ = ["Prefill"]
+__all__ = ["Generation", "MultiTurn", "Prefill", "Protocol"]

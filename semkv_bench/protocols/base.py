@@ -1,0 +1,62 @@
+"""What all protocols share: a rule for what is coded, and the turns that are played under it."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from semkv_bench.blocks import Blocks
+from semkv_bench.engine import Engine, Outcome, Request
+from semkv_bench.errors import UsageError
+from semkv_bench.rowcoding import check_ranking
+from semkv_bench.settings import Setting
+from semkv_bench.tasks import Example
+
+__all__ = ["Protocol"]
+
+
+class Protocol(ABC):
+    """What is quantized, and when; subclasses are frozen dataclasses built by Hydra."""
+
+    own_history: bool = True
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """``protocol`` in the records; variants that must not be pooled have names of their own."""
+
+    @property
+    @abstractmethod
+    def rule(self) -> Blocks:
+        """Which tokens become coded, and when."""
+
+    @property
+    @abstractmethod
+    def stores(self) -> str:
+        """What is stored how, in one sentence for the dry run."""
+
+    @property
+    def variant(self) -> dict[str, Any]:
+        """What else the records say of the protocol; empty for ``prefill``."""
+        return {}
+
+    def check(self, settings: Sequence[Setting], examples: Sequence[Example]) -> None:
+        """Raise UsageError if the examples cannot be run so, or tokens not be ranked as the settings ask."""
+        self._check_ranking(settings)
+        several = next((example for example in examples if example.turns > 1), None)
+        if several is not None:
+            raise UsageError(
+                f"{several.task} asks {several.turns} questions in a conversation; use protocol=multiturn"
+            )
+
+    def _check_ranking(self, settings: Sequence[Setting]) -> None:
+        if self.rule.codes_tail:
+            for setting in settings:
+                check_ranking(setting)
+
+    def run(self, engine: Engine, request: Request, settings: Sequence[Setting]) -> list[list[Outcome]]:
+        """Outcomes by turn, then in the order of the settings, the first of which is ``full``."""
+        return engine.converse(request, settings, self.rule, self.own_history)
+
+    def run_alone(self, engine: Engine, request: Request, setting: Setting) -> list[Outcome]:
+        """The request that was just run, once more under one setting in a batch of its own; one outcome a turn."""
+        return engine.run_alone(request, setting, self.rule, self.own_history)

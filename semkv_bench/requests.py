@@ -1,0 +1,61 @@
+"""What the engine is asked, and what it answers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from semkv_bench.settings import Setting
+
+__all__ = ["Outcome", "Request", "Turn"]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One question of a conversation.
+
+    input_ids: what is fed before the answer; reference_ids: the reference answer, forced on the model to
+    measure KL; stop_ids end an answer, but not before ``min_new_tokens``.
+    """
+
+    input_ids: Sequence[int]
+    reference_ids: Sequence[int]
+    max_new_tokens: int
+    stop_ids: frozenset[int]
+    min_new_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Request(Turn):
+    """One prompt to answer under every setting; with ``follow_ups``, a conversation that begins with it."""
+
+    seed: int = 0
+    follow_ups: tuple[Turn, ...] = ()
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """All questions, in order."""
+        return (self, *self.follow_ups)
+
+
+@dataclass
+class Outcome:
+    """What one setting answered in one turn. ``tokens`` leaves out the stop token; ``ended`` says that there was one.
+
+    kl: mean KL(full || setting) of the next-token distributions, in nats, over the forced reference answer;
+    kl_first the same for its first token; top1_agreement: share of those tokens where both rank the
+    same token first. Where only generated tokens are coded, tokens before the first coded block are left out,
+    and all three are None if the answer ends with it. The forced answer is coded by the same rule as a generated one.
+    reads: how often attention was handed quantized layers; coded_share: share of the tokens given to the model
+    by the end of the answer that are stored as the setting says. context: tokens before the answer.
+    """
+
+    setting: Setting
+    tokens: list[int] = field(default_factory=list)
+    ended: bool = False
+    kl: float | None = None
+    kl_first: float | None = None
+    top1_agreement: float | None = None
+    reads: int = 0
+    batch_rows: int = 0
+    turn: int = 0
+    context: int = 0
+    coded_share: float = 0.0
