@@ -4,7 +4,7 @@ import random
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -39,15 +39,15 @@ class _SubTask:
     item: re.Pattern[str]
 
 
-def _count(rng: random.Random, items: int, step: int) -> _Assignment:
-    """Numbers from a random start: each new one follows from the one before, and from nothing else."""
-    start = rng.randrange(1000, 9000)
+def _count(rng: random.Random, items: int, steps: Sequence[int]) -> _Assignment:
+    """Numbers from a random start: each new one follows from those written before, and from nothing else."""
+    step = rng.choice(steps)
+    start = rng.randrange(100, 1000) + max(0, -step * (items + _BEGUN))
     numbers = [str(start + step * i) for i in range(items + _BEGUN)]
-    by = "by ones" if step == 1 else f"in steps of {step}"
+    way = ("up" if step > 0 else "down") + f" from {numbers[0]} to {numbers[-1]}"
+    by = "by ones" if abs(step) == 1 else f"in steps of {abs(step)}"
     return _Assignment(
-        request=(
-            f"Count up from {numbers[0]} to {numbers[-1]} {by}. Write down every number, separated by commas."
-        ),
+        request=f"Count {way} {by}. Write down every number, separated by commas.",
         answer_prefix=", ".join(numbers[:_BEGUN]) + ",",
         answer=", ".join(numbers[_BEGUN:]) + ".",
     )
@@ -65,7 +65,9 @@ def _list(rng: random.Random, items: int) -> _Assignment:
 
 _NUMBER, _WORD = re.compile(r"\d+"), re.compile(r"[A-Za-z]+")
 SUBTASKS: Mapping[str, _SubTask] = {
-    "longform_count": _SubTask(lambda rng, items: _count(rng, items, step=1), _NUMBER),
+    "longform_count": _SubTask(partial(_count, steps=(1,)), _NUMBER),
+    "longform_countdown": _SubTask(partial(_count, steps=(-1,)), _NUMBER),
+    "longform_steps": _SubTask(partial(_count, steps=(2, 5, 10)), _NUMBER),
     "longform_list": _SubTask(_list, _WORD),
 }
 

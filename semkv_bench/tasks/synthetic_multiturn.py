@@ -21,34 +21,43 @@ SUBTASKS: Mapping[str, str] = {"multiturn_noise": "noise", "multiturn_prose": "p
 _SPARE_TOKENS = 8
 _INTRO = "Secret numbers are hidden in the text below. Read it carefully, I will ask about them."
 
+_ROUND = ("read", "name", "read", "name", "recall", "recall")
+_NAMES = (
+    "Oscar", "Emma", "Victor", "Alice", "Hugo", "Nora", "Felix", "Clara", "Martin", "Julia", "Simon", "Laura",
+    "Peter", "Helen", "Walter", "Irene",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class _Turn:
-    """A question and its begun answer; ``needle`` says which needle has the answer.
+    """A question, its begun answer and the value that completes it.
 
-    ``back``: the question is for an earlier answer, not for a place in the text.
+    ``needle`` is the place of the value's needle in reading order, None for a question back to an answer.
     """
 
     question: str
     answer_prefix: str
-    needle: int
-    back: bool = False
+    value: str
+    needle: int | None
 
 
 @dataclass(frozen=True)
 class SyntheticMultiturn(Task):
     """Conversations over needles in a haystack that code writes; the same (seed, index) is the same anywhere.
 
-    ``turns``: questions of a conversation. The first two, and every other one from there on, ask for a needle
-    that was not asked for before; the third, fifth, ... ask which number was told first, so that their answer
-    has to come out of the cache of earlier answers. ``subset``: sub-task names, ``all``, or a list; null for
+    Six turns make a round: twice a number in the text is asked for and then, in a turn of its own, given a
+    name; the last two turns ask for numbers by their names, those of earlier rounds among them. The text
+    does not hold the names, so the answers to the second, fourth, fifth and sixth question have to come out
+    of the cache of earlier turns.
+
+    ``turns``: questions of a conversation. ``subset``: sub-task names, ``all``, or a list; null for
     both. ``length``: tokens of the first turn's prompt, filled with whole sentences to just under it.
     ``chat=false`` leaves the model's chat template out.
     """
 
     subset: str | Sequence[str] | None = None
     length: int = 550
-    turns: int = 4
+    turns: int = 6
     chat: bool = True
 
     name: ClassVar[str] = "synthetic_multiturn"
@@ -59,7 +68,7 @@ class SyntheticMultiturn(Task):
         check_whole("task.length", self.length, 1)
         check_whole("task.turns", self.turns, 1)
         if _needles(self.turns) > MAX_KEYS:
-            most = max(n for n in range(1, 4 * MAX_KEYS) if _needles(n) <= MAX_KEYS)
+            most = max(n for n in range(1, 6 * MAX_KEYS) if _needles(n) <= MAX_KEYS)
             raise UsageError(f"task.turns={self.turns} asks for more needles than there are; at most {most}")
 
     @cached_property
@@ -102,11 +111,8 @@ class SyntheticMultiturn(Task):
         self, tokenizer: Any, name: str, seed: int, index: int, limit: int, max_new_tokens: int | None
     ) -> Example:
         rng = random.Random(f"{name}/{seed}/{index}")
-        n = _needles(self.turns)
-        keys, values = draw_keys(rng, n), draw_values(rng, n)
-        needles = [f"The secret number of the {k} is {v}." for k, v in zip(keys, values, strict=True)]
-        turns = _script(keys, rng.sample(range(n), n), self.turns)
-        depths = draw_depths(name, seed, index, n)
+        needles, turns = _script(rng, self.turns)
+        depths = draw_depths(name, seed, index, len(needles))
         filler = FILLERS[SUBTASKS[name]](random.Random(f"{name}/{seed}/{index}/filler"))
 
         def encode(text: str) -> Encoded:
@@ -119,68 +125,65 @@ class SyntheticMultiturn(Task):
             said, ids = encode_follow_up(
                 tokenizer,
                 said,
-                f"{values[before.needle]}.",
+                f"{before.value}.",
                 turn.question,
                 spaced=True,
                 chat=self.chat,
                 answer_prefix=turn.answer_prefix,
             )
-            limits = _asked(tokenizer, said, values[turn.needle], max_new_tokens)
-            follow_ups.append(
-                FollowUp(input_ids=ids, depths=() if turn.back else (depths[turn.needle],), **limits)
-            )
+            wanted = _wanted(tokenizer, said, turn, depths, max_new_tokens)
+            follow_ups.append(FollowUp(input_ids=ids, **wanted))
         return Example(
             task=name,
             example_id=f"{name}-s{seed}-{index:04d}",
             seed=seed,
             input_ids=first.input_ids,
-            depths=(depths[turns[0].needle],),
             follow_ups=tuple(follow_ups),
-            **_asked(tokenizer, first, values[turns[0].needle], max_new_tokens),
+            **_wanted(tokenizer, first, turns[0], depths, max_new_tokens),
         )
 
 
 def _needles(turns: int) -> int:
-    """Turns that ask for a needle: 1, 2, 4, 6, ... in counting from 1."""
-    return sum(_reads(turn) for turn in range(turns))
+    """Turns that ask for a number in the text."""
+    return sum(_ROUND[turn % len(_ROUND)] == "read" for turn in range(turns))
 
 
-def _reads(turn: int) -> bool:
-    """Does the turn, counted from 0, ask for a needle and not back to an answer?"""
-    return turn < 2 or turn % 2 == 1
-
-
-def _script(keys: Sequence[str], order: Sequence[int], turns: int) -> list[_Turn]:
-    """The questions; ``order`` says which needle is asked for when."""
-    asked = iter(order)
-    out = []
+def _script(rng: random.Random, turns: int) -> tuple[list[str], list[_Turn]]:
+    """The needles in reading order, and the questions."""
+    n = _needles(turns)
+    keys, values, names = draw_keys(rng, n), draw_values(rng, n), rng.sample(_NAMES, n)
+    unread, named = rng.sample(range(n), n), []
+    script: list[_Turn] = []
+    i = -1
     for turn in range(turns):
-        if _reads(turn):
-            needle = next(asked)
-            out.append(
-                _Turn(
-                    f"What is the secret number of the {keys[needle]} in the text above?",
-                    f"The secret number of the {keys[needle]} is",
-                    needle,
-                )
-            )
-        else:
-            out.append(
-                _Turn(
-                    "Repeat the first secret number that you told me.",
-                    "The first secret number that I told you is",
-                    order[0],
-                    back=True,
-                )
-            )
-    return out
+        match _ROUND[turn % len(_ROUND)]:
+            case "read":
+                i = unread.pop()
+                question = f"What is the secret number of the {keys[i]} in the text above?"
+                script.append(_Turn(question, f"The secret number of the {keys[i]} is", values[i], needle=i))
+                continue
+            case "name":
+                named.append(i)
+                introduction = f"That is {names[i]}'s number. "
+            case "recall":
+                # Not the number that was told last, which a model that repeats itself would get right.
+                i = rng.choice([j for j in named if j != i])
+                introduction = ""
+        question = f"{introduction}What is {names[i]}'s number?"
+        script.append(_Turn(question, f"{names[i]}'s number is", values[i], needle=None))
+    needles = [f"The secret number of the {k} is {v}." for k, v in zip(keys, values, strict=True)]
+    return needles, script
 
 
-def _asked(tokenizer: Any, prompt: Encoded, value: str, max_new_tokens: int | None) -> dict[str, Any]:
-    """What a turn wants after ``prompt``: the reference, also as tokens, and the limit."""
-    target = encode_target(tokenizer, prompt, f"{value}.", spaced=True)
+def _wanted(
+    tokenizer: Any, prompt: Encoded, turn: _Turn, depths: Sequence[float], max_new_tokens: int | None
+) -> dict[str, Any]:
+    """What a turn wants after ``prompt``: the reference, also as tokens, its limit and its needle's depth."""
+    answer = f"{turn.value}."
+    target = encode_target(tokenizer, prompt, answer, spaced=True)
     return {
-        "answers": (f"{value}.",),
+        "answers": (answer,),
         "target_ids": target,
         "max_new_tokens": max_new_tokens or len(target) + _SPARE_TOKENS,
+        "depths": () if turn.needle is None else (depths[turn.needle],),
     }

@@ -41,13 +41,22 @@ def test_counts_ids_and_order(drawn):
     assert all(e.turns == 1 and e.depths == () and not e.truncated for e in drawn)
 
 
-def test_counting_goes_on_from_the_begun_answer_to_the_number_asked_for(chatml, drawn):
-    for example in (e for e in drawn if e.task == "longform_count"):
-        first, last = map(int, re.findall(r"\d+", _request(chatml, example)))
+STEPS = {"longform_count": {1}, "longform_countdown": {-1}, "longform_steps": {2, 5, 10}}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_counting_goes_on_from_the_begun_answer_to_the_number_asked_for(chatml, drawn, name):
+    found = set()
+    for example in (e for e in drawn if e.task == name):
+        request = _request(chatml, example)
+        first, last, *by = map(int, re.findall(r"\d+", request))
+        step = (by or [1])[0] * (-1 if "Count down" in request else 1)
         begun = [int(n) for n in re.findall(r"\d+", _begun(chatml, example))]
         rest = [int(n) for n in re.findall(r"\d+", example.answers[0])]
-        assert begun + rest == list(range(first, last + 1))
-        assert (len(begun), len(rest)) == (3, ITEMS)
+        assert begun + rest == list(range(first, last + step, step))
+        assert (len(begun), len(rest)) == (3, ITEMS) and min(rest) >= 100
+        found.add(step)
+    assert found == STEPS[name]
 
 
 def test_list_is_to_be_copied_whole(chatml, drawn):

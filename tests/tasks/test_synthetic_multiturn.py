@@ -12,7 +12,7 @@ LENGTH = 2000
 
 @pytest.fixture(scope="module")
 def drawn(chatml):
-    return SyntheticMultiturn(length=LENGTH, turns=5).examples(chatml, [0, 3], per_task=4)
+    return SyntheticMultiturn(length=LENGTH, turns=6).examples(chatml, [0, 3], per_task=4)
 
 
 def _history(tokenizer, example):
@@ -28,7 +28,7 @@ def test_counts_ids_and_order(drawn):
         f"multiturn_{filler}-s{seed}-0000" for filler in ("noise", "prose") for seed in (0, 3)
     ]
     assert len({e.input_ids for e in drawn}) == len(drawn) == 16
-    assert {e.turns for e in drawn} == {5}
+    assert {e.turns for e in drawn} == {6}
 
 
 def test_first_prompt_is_filled_to_just_under_the_length(drawn):
@@ -43,48 +43,71 @@ def test_conversation_is_the_templates_own_rendering(chatml, drawn):
         messages = [{"role": role, "content": content} for role, content in parts[:-1]]
         rendered = chatml.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         assert text == rendered + parts[-1][1]
-        assert [role for role, _ in parts] == ["user", "assistant"] * 5
+        assert [role for role, _ in parts] == ["user", "assistant"] * 6
 
 
-def test_every_needle_is_asked_for_once_and_then_the_first_again(chatml, drawn):
+def _asked(tokenizer, example, turn):
+    """The last question and the begun answer to it."""
+    ids = example.follow_ups[turn - 1].input_ids if turn else example.input_ids
+    question, begun = tokenizer.decode(ids).split("<|im_end|>\n<|im_start|>assistant\n")
+    return re.split(r"\n", question)[-1], begun
+
+
+def test_read_name_read_name_recall_recall(chatml, drawn):
     for example in drawn:
-        answers = [example.at(turn).answers[0] for turn in range(5)]
-        assert answers[2] == answers[4] == answers[0]
-        assert len(set(answers)) == 3
         haystack = chatml.decode(example.input_ids)
-        for turn in (0, 1, 3):
-            asked = chatml.decode(example.follow_ups[turn - 1].input_ids) if turn else haystack
-            key = re.findall(r"What is the secret number of the (\w+ \w+) in the text above", asked)[-1]
-            assert f"The secret number of the {key} is {answers[turn]}" in haystack
-            assert asked.endswith(f"The secret number of the {key} is")
-        for turn in (2, 4):
-            asked = chatml.decode(example.follow_ups[turn - 1].input_ids)
-            assert "first secret number" in asked and not re.search(r"\d", asked)
+        answers = [example.at(turn).answers[0] for turn in range(6)]
+        assert answers[0] == answers[1] != answers[2] == answers[3]
+        told = {}
+        for turn in (0, 2):
+            question, begun = _asked(chatml, example, turn)
+            (key,) = re.fullmatch(
+                r"What is the secret number of the (\w+ \w+) in the text above\?", question
+            ).groups()
+            assert begun == f"The secret number of the {key} is"
+            assert haystack.count(f"The secret number of the {key} is {answers[turn]}") == 1
+            question, begun = _asked(chatml, example, turn + 1)
+            (name,) = re.fullmatch(r"That is (\w+)'s number[.] What is \1's number\?", question).groups()
+            assert begun == f"{name}'s number is" and name not in haystack
+            told[name] = answers[turn]
+        recalled = [_asked(chatml, example, turn) for turn in (4, 5)]
+        assert recalled == [(f"What is {name}'s number?", f"{name}'s number is") for name in told]
+        assert answers[4:] == list(told.values())
+
+
+def test_a_later_round_recalls_names_of_earlier_ones(chatml):
+    examples = SyntheticMultiturn("multiturn_noise", LENGTH, 12).examples(chatml, [1], 4)
+    first_round = 0
+    for example in examples:
+        names = [_asked(chatml, example, turn)[0].split("'")[0].split()[-1] for turn in (1, 3, 7, 9, 10, 11)]
+        assert len(set(names[:4])) == 4 and set(names[4:]) < set(names[:4]) and names[4] != names[5]
+        first_round += sum(name in names[:2] for name in names[4:])
+    assert 0 < first_round < 8
 
 
 def test_depths_say_where_the_needle_asked_for_stands(chatml, drawn):
     for example in drawn:
         haystack = chatml.decode(example.input_ids).split("\n\n")[1]
-        for turn in (0, 1, 3):
+        for turn in (0, 2):
             (depth,) = example.at(turn).depths
             place = haystack.index(example.at(turn).answers[0]) / len(haystack)
             assert place == pytest.approx(depth, abs=0.12)
-        assert example.at(2).depths == ()
+        assert example.at(1).depths == example.at(4).depths == ()
 
 
 def test_same_seed_and_index_same_conversation(chatml, drawn):
-    again = SyntheticMultiturn(length=LENGTH, turns=5).examples(chatml, [3], per_task=2)
+    again = SyntheticMultiturn(length=LENGTH, turns=6).examples(chatml, [3], per_task=2)
     assert again == [e for e in drawn if e.seed == 3 and int(e.example_id[-4:]) < 2]
 
 
 def test_score_is_the_turns_own(drawn):
     task = SyntheticMultiturn()
     for example in drawn:
-        for turn in range(5):
+        for turn in range(6):
             asked = example.at(turn)
             assert task.score(asked, f" {asked.answers[0]}") == 1.0
             assert task.score(asked, asked.answers[0].replace(".", "0")) == 0.0
-        assert task.score(example.at(1), example.answers[0]) == 0.0
+        assert task.score(example.at(2), example.answers[0]) == 0.0
 
 
 def test_limits(chatml):
@@ -106,7 +129,7 @@ def test_one_turn_is_no_conversation(chatml):
     [
         ({"turns": 0}, "task.turns=0 must be a whole number"),
         ({"turns": 1.5}, "task.turns=1.5"),
-        ({"turns": 20}, "task.turns=20 asks for more needles than there are; at most 19"),
+        ({"turns": 31}, "task.turns=31 asks for more needles than there are; at most 30"),
         ({"length": 0}, "task.length=0"),
         ({"subset": "niah"}, "choose from all, multiturn_noise, multiturn_prose"),
     ],
