@@ -139,6 +139,7 @@ def test_whose_wording(folder, longbench_data):
 
 def test_shipped_configuration_plans(folder, local_folder):
     overrides = ["model=custom", f"model.path={local_folder}", "task=longbench_multiturn", "prompts=own"]
+    overrides.append("protocol=multiturn")
     plan = make_plan(
         compose_config(
             "sweep", [*overrides, f"task.path={folder}", "task.turns=4", "subset=en", "max_prompt_tokens=400"]

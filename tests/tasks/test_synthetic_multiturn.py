@@ -145,7 +145,13 @@ def test_too_short_for_the_needles(chatml):
 
 
 def test_shipped_configuration_plans(local_folder):
-    overrides = ["model=custom", f"model.path={local_folder}", "task=synthetic_multiturn", "per_task=2"]
+    overrides = [
+        "model=custom",
+        f"model.path={local_folder}",
+        "task=synthetic_multiturn",
+        "protocol=multiturn",
+        "per_task=2",
+    ]
     plan = make_plan(compose_config("sweep", [*overrides, "task.turns=3", "task.length=300"]))
     assert plan.task == SyntheticMultiturn(turns=3, length=300)
     assert {example.turns for example in plan.examples} == {3} and len(plan.examples) == 4
