@@ -16,6 +16,7 @@ from semkv_bench.cache import Row, RowCache, row_mask
 from semkv_bench.device import memory_total
 from semkv_bench.errors import SemkvError, UsageError
 from semkv_bench.importance import observe
+from semkv_bench.importance.tail import TailNotes
 from semkv_bench.models import LoadedModel, ModelShape
 from semkv_bench.requests import Outcome, Request, Turn
 from semkv_bench.rowcoding import RowCoding
@@ -129,7 +130,8 @@ class Engine:
                     observe(self.loaded, metrics, tokens=len(input_ids), seed=seed)
                 )
             for chunk in ids.split(self.options.prefill_chunk or len(input_ids), dim=1):
-                self._forward(self.loaded.model.base_model, chunk, self.prompt)
+                output = self._forward(self.loaded.model.base_model, chunk, self.prompt)
+        self._hidden = output.last_hidden_state[0, -1]
         self._scores = {} if observer is None else observer.scores()
 
     @torch.inference_mode()
@@ -166,22 +168,34 @@ class Engine:
         self, request: Request, group: Sequence[Setting], rule: Blocks, own_history: bool
     ) -> list[list[Outcome]]:
         """One batch: the outcomes of every setting, one a turn."""
-        self.fill(group, request.seed, self._room(request, rule, own_history), rule)
+        room = self._room(request, rule, own_history)
+        self.fill(group, request.seed, room, rule)
+        if noted := self._coding.noted:
+            length = len(self._prompt_ids)
+            notes = TailNotes(self.loaded, noted, len(group), length + room, length - 1, self._hidden)
+            self._coding.notes = notes
+            with notes.watching():
+                return self._take_turns(request, group, own_history)
+        return self._take_turns(request, group, own_history)
+
+    def _take_turns(
+        self, request: Request, group: Sequence[Setting], own_history: bool
+    ) -> list[list[Outcome]]:
         found: list[list[Outcome]] = [[] for _ in group]
         questions = [[request.input_ids[-1]]] * len(group)
         for number, turn in enumerate(request.turns):
             outcomes = [Outcome(setting, batch_rows=len(group), turn=number) for setting in group]
             logits = self._ask(turn, questions, outcomes)
             more = number + 1 < len(request.turns)
-            before = self.rows.mark() if more and not own_history else None
+            undo = self._coding.mark() if more and not own_history else None
             self._decode(turn, _chooser(request, number, self.options.temperature), outcomes, logits, more)
             for outcome, mine in zip(outcomes, found, strict=True):
                 mine.append(outcome)
             if more:
                 self.rows.unpark()
-                if before is not None:
-                    self.rows.return_to(before)
-                    self._read_out(turn.reference_ids)
+                if undo is not None:
+                    undo()
+                    self._feed_singly(turn.reference_ids)
                 self._coding.close(all_open=True)
                 following = list(request.turns[number + 1].input_ids)
                 questions = [
@@ -210,9 +224,9 @@ class Engine:
             comparison = _Comparison(self._references.get(outcomes[0].turn), outcomes, rule)
             comparison.add(torch.stack(parts), rows.rows)
             if along + 1 < len(forced):
-                marks = rows.mark(ends)
+                undo = self._coding.mark(ends)
                 self._feed_singly(forced[along:-1], comparison.add)
-                rows.return_to(marks)
+                undo()
             self._references[outcomes[0].turn] = comparison.finish()
         rows.rewind(ends)
         return first
@@ -221,7 +235,8 @@ class Engine:
         """How many of ``tokens`` forced tokens may be fed with the questions and see what single steps would see."""
         rule = self._coding.rule
         opened = [self.rows.opened(row) + len(ids) for row, ids in enumerate(questions)]
-        if any(map(rule.due, opened)):
+        # Where the questions' tokens are ranked by what they were fed with, forced ones must not be among it.
+        if any(map(rule.due, opened)) or self._coding.notes is not None:
             return 0
         limits = [rule.fits(count) for count in opened] if rule.codes_tail else []
         return max(0, min([tokens, *limits]))
@@ -285,6 +300,7 @@ class Engine:
         # Shorter ones are filled up behind; what is fed there is forgotten before anything sees it.
         ids = torch.tensor([ids + [0] * (longest - len(ids)) for ids in tokens], device=self.loaded.device)
         where = self._places(starts, longest)
+        self._coding.announce(tokens)
         if keep is None:
             self._forward(self.loaded.model.base_model, ids, self.rows, **where)
             logits = None

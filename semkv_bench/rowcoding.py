@@ -10,27 +10,16 @@ from torch import Tensor
 from semkv_bench.allocation import Allocation, top_tokens
 from semkv_bench.blocks import Blocks, coder_seed, ranking
 from semkv_bench.cache import RowCache, RowLayer
-from semkv_bench.errors import UsageError
-from semkv_bench.importance import choices, metric
+from semkv_bench.importance import metric
 from semkv_bench.importance.cached import CacheMetric
 from semkv_bench.importance.controls import ControlMetric
+from semkv_bench.importance.tail import Fed, TailNotes
 from semkv_bench.quantizers import Coder, NonFiniteError
 from semkv_bench.settings import Coded, Setting
 
-__all__ = ["RowCoding", "check_ranking"]
+__all__ = ["RowCoding"]
 
 _SIDES = ("keys", "values")
-
-
-def check_ranking(setting: Setting) -> None:
-    """Raise UsageError if generated tokens cannot be ranked by a metric of the setting."""
-    for label in sorted(setting.metrics):
-        if not isinstance(metric(label), CacheMetric | ControlMetric):
-            known = [name for name in choices() if isinstance(metric(name), CacheMetric | ControlMetric)]
-            raise UsageError(
-                f"{setting.name}: generated tokens cannot be ranked by {label}; rank by {', '.join(known)}, "
-                "or leave them uncoded (protocol.parts=prompt)"
-            )
 
 
 class RowCoding:
@@ -56,6 +45,7 @@ class RowCoding:
         self._prompt_ids = prompt_ids
         self._seed = seed
         self._coders: dict[tuple, Coder] = {}
+        self.notes: TailNotes | None = None
 
     def fill(self, prompt: RowCache, room: int, scores: Callable[[str], Tensor]) -> None:
         """Give every row the prompt's cache as its setting would return it.
@@ -83,6 +73,37 @@ class RowCoding:
         for row in self.rows.rows:
             row.settled, row.skipped = kept, length - kept
             row.coded = length if self.rule.codes_prompt else 0
+
+    @property
+    def noted(self) -> list[str]:
+        """Metrics of tokens after the prompt that must be noted while these are fed."""
+        labels = (
+            set().union(*(setting.metrics for setting in self.settings)) if self.rule.codes_tail else set()
+        )
+        return sorted(label for label in labels if not isinstance(metric(label), CacheMetric | ControlMetric))
+
+    def announce(self, tokens: Sequence[Sequence[int]]) -> None:
+        """A forward call begins, which feeds every row its ``tokens``."""
+        if self.notes is None:
+            return
+        call = []
+        for number, (row, length, ids) in enumerate(
+            zip(self.rows.rows, self.rows.lengths, tokens, strict=True)
+        ):
+            call.append(Fed(row.index, length + row.skipped, length, self.rows.opened(number), ids))
+        self.notes.begin(call)
+
+    def mark(self, lengths: Sequence[int] | None = None) -> Callable[[], None]:
+        """Returns a function that undoes all that is fed and coded from now on; ``lengths`` as of ``RowCache.mark``."""
+        marks = self.rows.mark(lengths)
+        restore = None if self.notes is None else self.notes.save()
+
+        def undo() -> None:
+            self.rows.return_to(marks)
+            if restore is not None:
+                restore()
+
+        return undo
 
     def close(self, all_open: bool = False) -> None:
         """Code what must be coded before another token comes; with ``all_open``, everything that is open."""
@@ -168,10 +189,12 @@ class RowCoding:
         if isinstance(scored, CacheMetric):
             layers = [self.rows.layers[index] for index in self.places]
             return torch.stack([scored.score(*layer.part(row, here)).cpu() for layer in layers])
-        # Chance is drawn anew for every prompt and block, and is the same for all settings.
-        book = self.rows.rows[row]
-        ids = [*self._prompt_ids, here.start + book.skipped, *range(count)]
-        return scored.score(torch.tensor(ids), self._seed)[None, -count:]
+        first = here.start + self.rows.rows[row].skipped
+        if isinstance(scored, ControlMetric):
+            # Chance is drawn anew for every prompt and block, and is the same for all settings.
+            ids = [*self._prompt_ids, first, *range(count)]
+            return scored.score(torch.tensor(ids), self._seed)[None, -count:]
+        return self.notes.scores(label, self.rows.rows[row].index, slice(first, first + count))
 
     def _setting(self, row: int) -> Setting:
         return self.settings[self.rows.rows[row].index]

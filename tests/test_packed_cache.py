@@ -476,9 +476,10 @@ def test_uncoded_side_stays_in_the_models_type():
         (uniform_settings(TurboQuantProd(), TURBO, [4])[0], {}, "turboquant_prod"),
         (uniform_settings(Affine(group_size=24), AFFINE, [4])[0], {}, "legal sizes"),
         (_mixes("surprisal", "shared")[0], {}, "key_norm, random, recency, value_norm"),
-        (L3, {"parts": "generated"}, "prompt or both"),
+        (L3, {"parts": "all"}, "prompt, generated, both"),
+        (_mixes("hidden_drift", "shared")[0], {"parts": "generated"}, "parts='prompt'"),
         (L3, {"attention": "flash"}, "dequantize or packed"),
-        (L3, {"block": 24}, "16, 32, 64"),
+        (L3, {"block": 0}, "at least 1"),
         (L3, {"prompt_tokens": 0}, "at least 1"),
     ],
 )
@@ -493,10 +494,9 @@ def test_importance_of_the_wrong_length_is_refused(tiny_llama):
     cache = SemKVCache(tiny_llama.model.config, setting, importance={"surprisal": torch.zeros(1, 5)})
     with pytest.raises(UsageError, match=r"\[3, 19\] or \[1, 19\]"):
         _generate(tiny_llama, cache, _ids(20))
-    scores = {"surprisal": torch.arange(19.0)}
-    both = SemKVCache(tiny_llama.model.config, setting, parts="both", block=16, importance=scores)
     with pytest.raises(UsageError, match="parts='prompt'"):
-        _generate(tiny_llama, both, _ids(20), new=20)
+        scores = {"surprisal": torch.arange(19.0)}
+        SemKVCache(tiny_llama.model.config, setting, parts="both", block=16, importance=scores)
 
 
 def test_a_foreign_configuration_is_noticed(tiny_llama):

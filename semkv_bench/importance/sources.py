@@ -7,7 +7,7 @@ exception, the model is as it was before.
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -43,15 +43,21 @@ class AttentionCall:
 
 
 @contextmanager
-def watch_layers(loaded: LoadedModel, hear: Callable[[int, Tensor, Tensor], None]) -> Iterator[None]:
-    """``hear(layer, before, after)``: hidden states [new, hidden] that enter and leave each decoder layer."""
+def watch_layers(
+    loaded: LoadedModel, hear: Callable[[int, Tensor, Tensor], None], batch: bool = False
+) -> Iterator[None]:
+    """``hear(layer, before, after)``: hidden states [new, hidden] that enter and leave each decoder layer.
+
+    batch: of all rows, [rows, new, hidden], and not of the first.
+    """
 
     def hook(index: int) -> Callable[..., None]:
         def heard(module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
             before = args[0] if args else kwargs["hidden_states"]
             after = output[0] if isinstance(output, tuple) else output
             # Where layers sit on several devices, what enters comes from the device of the layer before.
-            hear(index, before[0].to(after.device), after[0])
+            before = before.to(after.device)
+            hear(index, *((before, after) if batch else (before[0], after[0])))
 
         return heard
 
@@ -66,9 +72,14 @@ def watch_layers(loaded: LoadedModel, hear: Callable[[int, Tensor, Tensor], None
 
 
 @contextmanager
-def watch_output(loaded: LoadedModel, hear: Callable[[Tensor], None]) -> Iterator[None]:
-    """``hear(hidden)``: final hidden states [new, hidden], after the last norm, as the head reads them."""
-    handle = loaded.model.base_model.register_forward_hook(lambda module, args, output: hear(output[0][0]))
+def watch_output(loaded: LoadedModel, hear: Callable[[Tensor], None], batch: bool = False) -> Iterator[None]:
+    """``hear(hidden)``: final hidden states [new, hidden], after the last norm, as the head reads them.
+
+    batch: of all rows, [rows, new, hidden], and not of the first.
+    """
+    handle = loaded.model.base_model.register_forward_hook(
+        lambda module, args, output: hear(output[0] if batch else output[0][0])
+    )
     try:
         yield
     finally:
@@ -76,10 +87,13 @@ def watch_output(loaded: LoadedModel, hear: Callable[[Tensor], None]) -> Iterato
 
 
 @contextmanager
-def watch_attention(loaded: LoadedModel, hear: Callable[[int, AttentionCall], None]) -> Iterator[None]:
+def watch_attention(
+    loaded: LoadedModel, hear: Callable[[int, AttentionCall], None], batch: bool = False
+) -> Iterator[None]:
     """``hear(layer, call)`` after the attention of every layer that is quantized.
 
-    The model runs the attention function that it had; only the name it looks it up by is another.
+    batch: the call's tensors are those of all rows, with one dimension more in front. The model runs
+    the attention function that it had; only the name it looks it up by is another.
 
     Raises:
         UsageError: the attention implementation is neither ``sdpa`` nor ``eager``.
@@ -94,7 +108,7 @@ def watch_attention(loaded: LoadedModel, hear: Callable[[int, AttentionCall], No
     modules = [module for module in decoder.modules() if getattr(module, "layer_idx", None) in quantized]
     observed = _register(original)
     try:
-        _hears.update(dict.fromkeys(modules, hear))
+        _hears.update(dict.fromkeys(modules, hear if batch else _first_row(hear)))
         decoder.set_attn_implementation(observed)
         if decoder.config._attn_implementation != observed:
             raise UsageError(
@@ -105,6 +119,14 @@ def watch_attention(loaded: LoadedModel, hear: Callable[[int, AttentionCall], No
         decoder.set_attn_implementation(original)
         for module in modules:
             _hears.pop(module, None)
+
+
+def _first_row(hear: Callable[[int, AttentionCall], None]) -> Callable[[int, AttentionCall], None]:
+    def heard(layer: int, call: AttentionCall) -> None:
+        first = {name: getattr(call, name)[0] for name in ("queries", "keys", "values")}
+        hear(layer, replace(call, **first))
+
+    return heard
 
 
 def _register(original: str) -> str:
@@ -129,9 +151,9 @@ def _reporting(original: str) -> Callable[..., Any]:
         if hear is not None:
             scaling = kwargs.get("scaling")
             call = AttentionCall(
-                queries=query[0],
-                keys=key[0],
-                values=value[0],
+                queries=query,
+                keys=key,
+                values=value,
                 scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
                 softcap=kwargs.get("softcap"),
                 unmodelled=tuple(name for name in _UNMODELLED if kwargs.get(name) is not None),

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 from transformers.configuration_utils import PreTrainedConfig
 
+from semkv_bench.blocks import Blocks
 from semkv_bench.cache import full_attention_layers
 from semkv_bench.errors import UsageError
 from semkv_bench.kernels import PackedLayout, PackedVectors
@@ -24,8 +25,9 @@ from semkv_bench.settings import Coded, Setting
 
 __all__ = ["CacheBytes", "SemKVCache"]
 
-_PARTS = ("prompt", "both")
 _ATTENTION = ("dequantize", "packed")
+_LAYOUT_BLOCKS = (16, 32, 64, 128, 256)  # tokens that codes are packed together by
+_LAYOUT_BLOCK = 64
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,8 @@ class SemKVCache(Cache):
     setting: uniform or two-level; see ``semkv_bench.settings``.
     seed: of rotations, and of ``random`` importance, which is drawn by seed and length, not by the prompt.
     parts: ``prompt``: what follows the prompt stays open. ``both``: it is coded too, in blocks of ``block``
-        tokens, each once, as soon as a token beyond the block arrives.
+        tokens, each once, as soon as a token beyond the block arrives. ``generated``: these blocks alone
+        are coded. See ``semkv_bench.blocks``; ``end_turn`` codes an incomplete block.
     attention: ``dequantize`` gives the model one layer's keys and values in full at a time; ``packed``
         lets single new tokens attend over the packed blocks themselves, whose values then are float32 and
         not rounded to the model's type.
@@ -91,7 +94,8 @@ class SemKVCache(Cache):
         prompt_tokens: int | None = None,
         importance: Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]] | None = None,
     ):
-        _check(setting, config, parts, block, attention, prompt_tokens)
+        rule = Blocks(parts, block)
+        _check(setting, config, attention, prompt_tokens)
         text = config.get_text_config(decoder=True)
         layers = DynamicCache(config=config).layers
         packed = [i for i in full_attention_layers(config) if type(layers[i]) is DynamicLayer]
@@ -102,11 +106,10 @@ class SemKVCache(Cache):
         self.plan = Plan(
             config=weakref.ref(text),
             setting=setting,
-            ranking=Ranking(setting, len(packed), seed, rows),
-            layouts=Layouts(block),
+            ranking=Ranking(setting, len(packed), seed, rows, rule),
+            layouts=Layouts(block if block in _LAYOUT_BLOCKS else _LAYOUT_BLOCK),
             seed=seed,
-            block=block,
-            parts=parts,
+            rule=rule,
             attention=attention,
             prompt_tokens=prompt_tokens,
         )
@@ -155,6 +158,18 @@ class SemKVCache(Cache):
             self.plan.padding = None
         self._code_due()
 
+    @torch.no_grad()
+    def end_turn(self) -> None:
+        """Code all that is still open, an incomplete block too: what happens between turns of a conversation.
+
+        With ``parts="prompt"`` nothing is.
+        """
+        self._settle_loan()
+        self._code_due()
+        rule, opened = self.plan.rule, _open(self.plan.layers[0])
+        for size in rule.pieces(opened) if rule.codes_tail else []:
+            self._code(size, prompt=False)
+
     def reset(self) -> None:
         """Forget everything; the next call brings a prompt."""
         self._disarm()
@@ -184,7 +199,7 @@ class SemKVCache(Cache):
             codes=codes,
             metadata=sum(packed.nbytes for packed in vectors) - codes,
             layout=sum(layout.nbytes for layout in layouts),
-            open=sum(side.buffer.nbytes for layer in ours for side in layer.sides),
+            open=sum(side.plain_nbytes for layer in ours for side in layer.sides),
             sliding=sum(
                 tensor.untyped_storage().nbytes()
                 for layer in others
@@ -216,7 +231,7 @@ class SemKVCache(Cache):
         return 8 * size / values
 
     def _arm(self) -> None:
-        if self.plan.ranking.spans_layers:
+        if self.plan.ranking.spans_layers and self.plan.rule.codes_prompt:
             self._refeed = feed_last_again(self, _awaits_code, SemKVCache._code_due)
 
     def _disarm(self) -> None:
@@ -231,9 +246,10 @@ class SemKVCache(Cache):
             with torch.no_grad():
                 self._code(due, prompt=True)
         prompt_is_in = layers[0].length >= (self.plan.prompt_tokens or 1)
-        while self.plan.parts == "both" and prompt_is_in and _open(layers[0]) >= self.plan.block:
+        due = self.plan.rule.due(_open(layers[0])) if prompt_is_in else 0
+        for size in self.plan.rule.pieces(due):
             with torch.no_grad():
-                self._code(self.plan.block, prompt=False)
+                self._code(size, prompt=False)
 
     def _code(self, tokens: int, prompt: bool) -> None:
         # A shared ranking reads the open tokens of all layers, so it is made before the first one is coded.
@@ -270,19 +286,9 @@ def _distinct(pieces: Iterable[PackedVectors]) -> tuple[list[PackedVectors], lis
     return vectors, layouts
 
 
-def _check(
-    setting: Setting,
-    config: PreTrainedConfig,
-    parts: str,
-    block: int,
-    attention: str,
-    prompt_tokens: int | None,
-) -> None:
-    for name, value, choices in (("parts", parts, _PARTS), ("attention", attention, _ATTENTION)):
-        if value not in choices:
-            raise UsageError(f"{name}={value!r} is not known; use {' or '.join(choices)}")
-    if block not in (16, 32, 64, 128, 256):
-        raise UsageError(f"block={block} must be 16, 32, 64, 128 or 256 tokens")
+def _check(setting: Setting, config: PreTrainedConfig, attention: str, prompt_tokens: int | None) -> None:
+    if attention not in _ATTENTION:
+        raise UsageError(f"attention={attention!r} is not known; use {' or '.join(_ATTENTION)}")
     if prompt_tokens is not None and prompt_tokens < 1:
         raise UsageError(f"prompt_tokens={prompt_tokens} must be at least 1")
     if setting.prune is not None:

@@ -13,7 +13,7 @@ from semkv_bench.kernels.numerics import finite_cast
 from semkv_bench.kernels.packed import MAX_PACKED_LEVELS
 from semkv_bench.quantizers import Affine, Quantizer, TurboQuant
 
-__all__ = ["PackedCoder", "append", "check_packable", "keep_first", "packed_coder"]
+__all__ = ["PackedCoder", "append", "check_packable", "keep_first", "packed_coder", "together"]
 
 
 class PackedCoder(ABC):
@@ -100,6 +100,14 @@ def append(first: PackedVectors, second: PackedVectors, layout: PackedLayout) ->
     zero = None if first.zero is None else torch.cat([first.zero, second.zero], dim=1)
     words, scale = torch.cat([first.words, second.words]), torch.cat([first.scale, second.scale], dim=1)
     return PackedVectors(layout, words, scale, zero, first.tables)
+
+
+def together(first: PackedVectors, second: PackedVectors, layout: PackedLayout) -> PackedVectors:
+    """As ``append``, for a ``first`` that ends within a block: codes are packed anew, none is changed."""
+    codes = torch.cat([kernels.unpack(part.words, part.layout) for part in (first, second)], dim=1)
+    zero = None if first.zero is None else torch.cat([first.zero, second.zero], dim=1)
+    scale = torch.cat([first.scale, second.scale], dim=1)
+    return PackedVectors(layout, kernels.pack(codes, layout), scale, zero, first.tables)
 
 
 def keep_first(packed: PackedVectors, layout: PackedLayout) -> PackedVectors:

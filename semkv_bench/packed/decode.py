@@ -37,12 +37,15 @@ def attend_packed(call: Call, sides: Sequence[PackedSide]) -> Tensor | None:
     scaling = call.arguments.get("scaling")
     scaling = call.query.shape[-1] ** -0.5 if scaling is None else scaling
     query = call.query[:, :, 0]  # [rows, query_heads, head_dim]
-    over_open, open_sums = _over_open(query, *(side.open for side in sides), scaling)
-    output = torch.empty_like(over_open)
+    plain = [_over_open(query, *(side.open for side in sides), scaling)]
+    if sides[0].aside.shape[2]:
+        plain.append(_over_open(query, *(side.aside for side in sides), scaling))
+    output = torch.empty_like(plain[0][0])
     for row in range(len(query)):
         parts, sums = _over_packed(query[row], sides, row, scaling)
         output[row], _ = kernels.merge_attention(
-            torch.stack([over_open[row], *parts]), torch.stack([open_sums[row], *sums])
+            torch.stack([*(part[row] for part, _ in plain), *parts]),
+            torch.stack([*(total[row] for _, total in plain), *sums]),
         )
     return output[:, None].to(call.query.dtype)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from semkv_bench.allocation import SHARED
-from semkv_bench.blocks import coder_seed
+from semkv_bench.blocks import Blocks, coder_seed
 from semkv_bench.errors import SemkvError, UsageError
 from semkv_bench.kernels import NonFiniteError
 from semkv_bench.packed.attention import Call, Loan, last_query_mask, lend, visible
@@ -29,7 +29,7 @@ _WORKSPACE_STEP = 64  # tokens
 class Plan:
     """What all layers of a cache share.
 
-    config, setting, seed, block, parts, attention, prompt_tokens: see ``SemKVCache``.
+    config, setting, seed, attention, prompt_tokens: see ``SemKVCache``; rule: which tokens are coded, and when.
     padding: of every row, while ``prefill`` runs. workspace: one layer's keys and values in full, reused.
     loan: what the last layer served was lent. seen_padding, seen_plain: what the first layer of a forward
     call read from the mask: padding of every row; whether it hides nothing else.
@@ -40,8 +40,7 @@ class Plan:
     ranking: Ranking
     layouts: Layouts
     seed: int
-    block: int
-    parts: str
+    rule: Blocks
     attention: str
     prompt_tokens: int | None
     layers: list["PackedLayer"] = field(default_factory=list)
@@ -72,7 +71,8 @@ class PackedLayer(CacheLayerMixin):
     """Packed tokens, then open ones; tokens are coded once, before the first later token attends.
 
     index: number of the layer in the model; place: among the packed layers.
-    length: tokens of every row, padding included; coded: those of them that are packed (or padding).
+    length: tokens of every row, padding included; coded: those of them that are packed (or padding), or
+    that belong to a prompt which is never packed.
     """
 
     is_sliding = False
@@ -95,7 +95,7 @@ class PackedLayer(CacheLayerMixin):
     @property
     def is_croppable(self) -> bool:
         """Cropping leaves no trace unless it undoes a token that made a block complete."""
-        return self.plan.parts == "prompt"
+        return not self.plan.rule.codes_tail
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Take heads, head_dim, type, device and number of rows from the first states."""
@@ -121,17 +121,43 @@ class PackedLayer(CacheLayerMixin):
         self.length += new
         states = (key_states, value_states)
         with torch.no_grad():
+            if not self.plan.rule.codes_prompt and (
+                self.plan.padding is not None or self._in_prompt(before, new)
+            ):
+                return self._plain_prompt(states, before, new)
             if self.plan.padding is not None:
                 self.padding = list(self.plan.padding)
                 self._take_prompt(states, self.length)
                 return states
-            end = self.plan.prompt_tokens or (new if before == 0 else 0)
-            if before < end and not self.coded:
-                return self._prompt(states, before, end)
+            if self._in_prompt(before, new):
+                return self._prompt(states, before, self._prompt_end(before, new))
             self._append(states)
             if self.plan.attention == "packed" and new == 1 and can_attend_packed(self.sides):
                 return self._lend(key_states, self._attend_packed), value_states
             return self._full()
+
+    def _prompt_end(self, before: int, new: int) -> int:
+        """Length of the prompt that a call of ``new`` tokens belongs to; 0: the prompt has been."""
+        return self.plan.prompt_tokens or (new if before == 0 else 0)
+
+    def _in_prompt(self, before: int, new: int) -> bool:
+        end = self._prompt_end(before, new)
+        if before >= end or self.coded:
+            return False
+        if before + new > end and self.plan.padding is None:
+            raise UsageError(f"prompt_tokens={end}, but a call went from token {before} to {before + new}")
+        return True
+
+    def _plain_prompt(self, states: tuple[Tensor, Tensor], before: int, new: int) -> tuple[Tensor, Tensor]:
+        """Part of a prompt that is never coded: all its tokens but the last are put aside as they are."""
+        self._append(states)
+        end = self._prompt_end(before, new)
+        aside = self.length if self.plan.padding is not None else (end - 1) * (self.length == end)
+        for side in self.sides:
+            if side.coder is not None and aside:
+                side.put_aside(aside)
+        self.coded = aside
+        return self._full() if before else states
 
     def code(self, tokens: int, prompt: bool) -> None:
         """Code the first ``tokens`` open tokens of every row; what is padding is left out.
@@ -176,12 +202,13 @@ class PackedLayer(CacheLayerMixin):
             if not count:
                 continue
 
-            def levels(row=row, here=here, count=count) -> Tensor:
+            def levels(row=row, start=start, here=here, count=count) -> Tensor:
                 def seen(place: int) -> tuple[Tensor, Tensor]:
                     keys, values = states if place == self.place else plan.layers[place]._open_states()
                     return keys[row, :, here], values[row, :, here]
 
-                return plan.ranking.levels(allocation, count, row, self.place, seen, prompt)
+                first = self.coded + start
+                return plan.ranking.levels(allocation, first, count, row, self.place, seen, prompt)
 
             key = (allocation, self.coded, count)
             if allocation.metric is not None:
@@ -201,8 +228,6 @@ class PackedLayer(CacheLayerMixin):
 
     def _prompt(self, states: tuple[Tensor, Tensor], before: int, end: int) -> tuple[Tensor, Tensor]:
         """Part of a prompt of ``end`` tokens: it attends at full precision, its last token excepted."""
-        if self.length > end:
-            raise UsageError(f"prompt_tokens={end}, but a call went from token {before} to {self.length}")
         whole = before == 0 and end > 1 and self.length == end
         if not whole:
             self._append(states)
@@ -296,7 +321,9 @@ class PackedLayer(CacheLayerMixin):
             first_open = 0 if side.coder is None else self.coded
             side.opened = max(0, kept - first_open)
             if kept < first_open:
-                side.crop_coded([max(0, kept - padding) for padding in self.padding], self.plan.layouts)
+                before = [max(padding, side.aside.shape[2]) for padding in self.padding]
+                side.crop_coded([max(0, kept - start) for start in before], self.plan.layouts)
+                side.crop_aside(kept)
         self.padding = [min(padding, kept) for padding in self.padding]
         self.length, self.coded, self.due = kept, min(self.coded, kept), min(self.due, kept)
 

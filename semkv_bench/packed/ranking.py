@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from semkv_bench.allocation import SHARED, Allocation
+from semkv_bench.blocks import Blocks, ranking
 from semkv_bench.errors import UsageError
-from semkv_bench.importance import choices, metric, shared
+from semkv_bench.importance import choices, metric
 from semkv_bench.importance.cached import CacheMetric
 from semkv_bench.importance.controls import ControlMetric
 from semkv_bench.kernels import PackedLayout
@@ -27,7 +28,12 @@ class Ranking:
     """
 
     def __init__(
-        self, setting: Setting, layers: int, seed: int, importance: Sequence[Mapping[str, Tensor]] | None
+        self,
+        setting: Setting,
+        layers: int,
+        seed: int,
+        importance: Sequence[Mapping[str, Tensor]] | None,
+        rule: Blocks,
     ):
         self.layers = layers
         self.seed = seed
@@ -35,8 +41,15 @@ class Ranking:
         sides = [side.allocation for side in (setting.keys, setting.values) if side is not None]
         self.allocations = [allocation for allocation in sides if allocation.metric is not None]
         for label in sorted(setting.metrics):
-            if not self._given(label) and not isinstance(metric(label), CacheMetric | ControlMetric):
-                known = [name for name in choices() if isinstance(metric(name), CacheMetric | ControlMetric)]
+            if isinstance(metric(label), CacheMetric | ControlMetric):
+                continue
+            known = [name for name in choices() if isinstance(metric(name), CacheMetric | ControlMetric)]
+            if rule.codes_tail:
+                raise UsageError(
+                    f"a cache alone cannot rank generated tokens by {label}; rank by {', '.join(known)}, "
+                    "or use parts='prompt'"
+                )
+            if not self._given(label):
                 raise UsageError(
                     f"a cache alone cannot know {label}; rank by {', '.join(known)}, "
                     f"or pass scores of the prompt's tokens: importance={{{label!r}: scores}}"
@@ -53,20 +66,34 @@ class Ranking:
         )
 
     def levels(
-        self, allocation: Allocation, tokens: int, row: int, place: int, seen: Seen, prompt: bool
+        self,
+        allocation: Allocation,
+        start: int,
+        tokens: int,
+        row: int,
+        place: int,
+        seen: Seen,
+        prompt: bool,
     ) -> Tensor:
-        """Levels int64 [tokens] for packed layer number ``place``."""
-        if allocation.metric is None:
-            return allocation.levels(tokens).expand(tokens)
-        scores = self._scores(allocation, tokens, row, place, seen, prompt)
-        ranks = shared(scores) if allocation.scope == SHARED else scores[place if len(scores) > 1 else 0]
-        return allocation.levels(tokens, ranks)
+        """Levels int64 [tokens] of the tokens from ``start`` on, for packed layer number ``place``."""
+
+        def scores(label: str) -> Tensor:
+            return self._scores(allocation, start, tokens, row, place, seen, prompt)
+
+        return allocation.levels(tokens, ranking(allocation, place, scores)).expand(tokens)
 
     def _given(self, label: str) -> bool:
         return self.importance is not None and all(label in row for row in self.importance)
 
     def _scores(
-        self, allocation: Allocation, tokens: int, row: int, place: int, seen: Seen, prompt: bool
+        self,
+        allocation: Allocation,
+        start: int,
+        tokens: int,
+        row: int,
+        place: int,
+        seen: Seen,
+        prompt: bool,
     ) -> Tensor:
         """Scores [layers or 1, tokens]; of a layer of its own scope, that layer's alone."""
         label = allocation.metric
@@ -74,10 +101,8 @@ class Ranking:
             return self._prepared(label, tokens, row)
         found = metric(label)
         if isinstance(found, ControlMetric):
-            # The cache never sees token ids, so a draw by chance hangs on the seed and the length.
-            return found.score(torch.arange(tokens), self.seed)[None]
-        if not isinstance(found, CacheMetric):
-            raise UsageError(f"generated tokens cannot be ranked by {label}; use parts='prompt'")
+            # The cache never sees token ids, so a draw by chance hangs on the seed, the place and the length.
+            return found.score(torch.arange(start, start + tokens), self.seed)[None]
         places = range(self.layers) if allocation.scope == SHARED else [place]
         return torch.stack([found.score(*seen(place)).cpu() for place in places])
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from semkv_bench.kernels import PackedLayout, PackedVectors
-from semkv_bench.packed.coding import PackedCoder, append, keep_first
+from semkv_bench.packed.coding import PackedCoder, append, keep_first, together
 from semkv_bench.packed.ranking import Layouts
 
 __all__ = ["OPEN_STEP", "PackedSide", "empty_buffer"]
@@ -21,6 +21,7 @@ def empty_buffer(shape: tuple[int, ...], like: Tensor) -> Tensor:
 class PackedSide:
     """Tokens [rows, heads, tokens, head_dim], the first of them coded unless ``coder`` is None.
 
+    aside  tokens before all others that are never coded, [rows, heads, n, head_dim] in the model's own type
     rows   packed pieces of every row; a piece that ends within a block is followed by another piece
     opened tokens in the open buffer [rows, heads, capacity, head_dim], in the model's own type
     """
@@ -29,12 +30,27 @@ class PackedSide:
         self.coder = coder
         self.rows: list[list[PackedVectors]] = [[] for _ in range(len(like))]
         self.buffer = empty_buffer((like.shape[0], like.shape[1], 0, like.shape[3]), like)
+        self.aside = self.buffer
         self.opened = 0
 
     @property
     def open(self) -> Tensor:
         """What is not coded yet, or never will be: [rows, heads, opened, head_dim]."""
         return self.buffer[:, :, : self.opened]
+
+    @property
+    def plain_nbytes(self) -> int:
+        """Bytes of the tokens in the model's own type, room for new ones included."""
+        return self.buffer.nbytes + self.aside.nbytes
+
+    def put_aside(self, tokens: int) -> None:
+        """Make the first ``tokens`` open tokens ones that are never coded; they come before all others."""
+        self.aside = self.open[:, :, :tokens].clone()
+        self.drop(tokens)
+
+    def crop_aside(self, tokens: int) -> None:
+        """Keep the first ``tokens`` of the tokens that are never coded."""
+        self.aside = self.aside[:, :, :tokens].clone()
 
     def append(self, states: Tensor) -> None:
         """Add states [rows, heads, new, head_dim] to the open buffer."""
@@ -48,10 +64,14 @@ class PackedSide:
         """Code x [heads, tokens, head_dim], the next tokens of one row."""
         packed = self.coder.encode(x, levels, layout)
         pieces = self.rows[row]
-        if pieces and pieces[-1].layout.tokens % layout.block == 0:
+        if pieces:
             last = pieces[-1]
-            packed = append(last, packed, layouts.joined(last.layout, layout))
-            pieces = pieces[:-1]
+            before = last.layout.tokens
+            # Small pieces fill a block of the layout together; their codes move and stay what they are.
+            join = append if before % layout.block == 0 else together
+            if join is append or before + layout.tokens <= layout.block:
+                packed = join(last, packed, layouts.joined(last.layout, layout))
+                pieces = pieces[:-1]
         # Never in place: rows of a beam search may share one list.
         self.rows[row] = [*pieces, packed]
 
@@ -65,8 +85,12 @@ class PackedSide:
         """Fill out [rows, heads, tokens, head_dim] with all tokens, zeros where a row is padded."""
         first_open = out.shape[2] - self.opened
         for row, pieces in enumerate(self.rows):
-            start = padding[row] if pieces else first_open
-            out[row, :, :start].zero_()
+            start = self.aside.shape[2]
+            if start:
+                out[row, :, :start].copy_(self.aside[row])
+            else:
+                start = padding[row] if pieces else first_open
+                out[row, :, :start].zero_()
             for packed in pieces:
                 end = start + packed.layout.tokens
                 out[row, :, start:end].copy_(self.coder.decode(packed, out.dtype))
@@ -90,7 +114,8 @@ class PackedSide:
     def select(self, rows: list[int]) -> None:
         """Make ``rows`` the new rows; equal ones share their packed tokens."""
         self.rows = [self.rows[row] for row in rows]
-        self.buffer = self.buffer[torch.tensor(rows, device=self.buffer.device)]
+        chosen = torch.tensor(rows, device=self.buffer.device)
+        self.buffer, self.aside = self.buffer[chosen], self.aside[chosen]
 
     def _resize(self, tokens: int, kept: Tensor | None = None) -> None:
         kept = self.buffer if kept is None else kept

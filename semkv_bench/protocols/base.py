@@ -7,7 +7,7 @@ from typing import Any
 from semkv_bench.blocks import Blocks
 from semkv_bench.engine import Engine, Outcome, Request
 from semkv_bench.errors import UsageError
-from semkv_bench.rowcoding import check_ranking
+from semkv_bench.importance.tail import check_tail
 from semkv_bench.settings import Setting
 from semkv_bench.tasks import Example
 
@@ -50,8 +50,8 @@ class Protocol(ABC):
 
     def _check_ranking(self, settings: Sequence[Setting]) -> None:
         if self.rule.codes_tail:
-            for setting in settings:
-                check_ranking(setting)
+            for label in sorted(set().union(*(setting.metrics for setting in settings))):
+                check_tail(label, self.rule.block)
 
     def run(self, engine: Engine, request: Request, settings: Sequence[Setting]) -> list[list[Outcome]]:
         """Outcomes by turn, then in the order of the settings, the first of which is ``full``."""
