@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.logging import RichHandler
 
-from semkv_bench.errors import SemkvError, UsageError
+from semkv_bench.errors import MissingError, SemkvError, UsageError
 from semkv_bench.interrupt import STOPPED, one_line_on_interrupt
 
 if TYPE_CHECKING:
@@ -33,7 +33,9 @@ _SUMMARY = """semkv-bench measures where an LLM's quality falls off a cliff as i
   semkv-bench recipe model=smollm2 quantizer=affine                   cliff, then mixes just above it
   semkv-bench regress [run=DIR]                                       did the cliff move since the baseline?
   semkv-bench storage quantizer=affine grid.levels=[6,5]              bits per value, cache bytes
-  semkv-bench plan model=llama31 task=longbench                       what a sweep would do; loads no weights
+  semkv-bench plan model=llama31 task=longbench                       prompts, memory, time of a sweep; loads no weights
+  semkv-bench models                                                  what can be loaded here
+  semkv-bench doctor                                                  what is missing here, and how to mend it
 
 Each command takes Hydra overrides (key=value) and --help, which lists the groups and choices."""
 
@@ -69,6 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if os.environ.get("SEMKV_TRACEBACK"):
             raise
+        if isinstance(error, ModuleNotFoundError):
+            return _fail(MissingError(f"{error}; semkv-bench doctor tells what is missing here"))
         return _fail(
             SemkvError(f"unexpected {type(error).__name__}: {error} (SEMKV_TRACEBACK=1 shows where)")
         )
@@ -203,44 +207,117 @@ def _storage(arguments: list[str]) -> int:
 
 
 def _plan(arguments: list[str]) -> int:
+    flags, rest = _flags(arguments, "--json", "--calibrate")
     from semkv_bench.config import compose_config
+    from semkv_bench.memory import estimate_memory, weights_of
     from semkv_bench.plan import make_plan
-    from semkv_bench.plan_view import show_plan
+    from semkv_bench.plan_view import plan_content, show_plan
+    from semkv_bench.timing import calibrate, estimate_time
 
-    config = compose_config("sweep", _overrides(arguments))
-    show_plan(make_plan(config), _out)
+    plan = make_plan(compose_config("sweep", _overrides(rest)))
+    weights = weights_of(plan)
+    memory = estimate_memory(plan, weights)
+    if "--calibrate" in flags:
+        if not memory.fits:
+            raise UsageError(f"the model does not fit here: {memory.advice}")
+        with _err.status(f"timing {plan.source.name} on one example"):
+            calibrate(plan, weights.parameters)
+    duration = estimate_time(plan, weights, memory.batch_rows)
+    if "--json" in flags:
+        print(json.dumps(plan_content(plan, memory, duration), indent=1))
+    else:
+        show_plan(plan, memory, duration, _out)
     return 0
 
 
-_COMMANDS: dict[str, tuple[str, Callable[[list[str]], int]]] = {
+def _models(arguments: list[str]) -> int:
+    flags, rest = _flags(arguments, "--json")
+    from semkv_bench.catalog import as_json, catalog, show_catalog
+
+    overrides = _overrides(rest)
+    strange = next((o for o in overrides if not o.startswith(("model=", "model."))), None)
+    if strange is not None:
+        raise UsageError(f"models takes model=... and model.path=... only, not {strange}")
+    entries = catalog(overrides)
+    if "--json" in flags:
+        print(as_json(entries))
+    else:
+        show_catalog(entries, _out)
+    return 0
+
+
+def _doctor(arguments: list[str]) -> int:
+    flags, rest = _flags(arguments, "--json")
+    if rest:
+        raise UsageError(f"doctor takes --json only, not {rest[0]}")
+    from semkv_bench.doctor import as_json, examine, healthy, show_findings
+
+    with _err.status("looking at this machine"):
+        findings = list(examine())
+    if "--json" in flags:
+        print(as_json(findings))
+    else:
+        show_findings(findings, _out)
+    return 0 if healthy(findings) else MissingError.exit_code
+
+
+def _flags(arguments: list[str], *known: str) -> tuple[set[str], list[str]]:
+    """The options among ``arguments`` that the command knows, and the rest."""
+    return {a for a in arguments if a in known}, [a for a in arguments if a not in known]
+
+
+_COMMANDS: dict[str, tuple[str | None, Callable[[list[str]], int]]] = {
     "sweep": ("sweep", _sweep),
     "cliff-report": ("cliff_report", _cliff_report),
     "recipe": ("recipe", _recipe),
     "regress": ("regress", _regress),
     "storage": ("storage", _storage),
     "plan": ("sweep", _plan),
+    "models": (None, _models),
+    "doctor": (None, _doctor),
+}
+
+_JSON = ("--json", "print JSON")
+_OPTIONS: dict[str, list[tuple[str, str]]] = {
+    "sweep": [
+        ("-m, --multirun", "one sweep per combination of comma-separated choices, or per shard:"),
+        ("", "  sweep -m shard=1/2,2/2 out=DIR hydra/launcher=joblib hydra.launcher.n_jobs=2"),
+        ("", "launchers: basic, joblib, ray, submitit_local, submitit_slurm"),
+    ],
+    "plan": [("--calibrate", "time one example here, and keep that for estimates"), _JSON],
+    "regress": [_JSON, ("--update", "write the baseline anew")],
+    "storage": [_JSON],
+    "models": [_JSON],
+    "doctor": [_JSON],
+}
+_ABOUT = {
+    "models": "semkv-bench models [model=NAME | model.path=HUB_NAME_OR_FOLDER]\n\n"
+    "What can be loaded here: cache shape, files on this disk, the command that fetches the rest. Asks no network.",
+    "doctor": "semkv-bench doctor\n\nEvery check of this machine, with the command that mends what it finds. "
+    "Exit 3 if something is missing that a sweep needs.",
 }
 
 
-def _help(command: str, config_name: str) -> None:
+def _help(command: str, config_name: str | None) -> None:
+    lines = [_ABOUT[command]] if config_name is None else _keys_of(command, config_name)
+    if command in _OPTIONS:
+        lines += ["", "Options:", *(f"  {name:<16}{text}" for name, text in _OPTIONS[command])]
+    if config_name is not None:
+        lines += [
+            "",
+            "Keys inside a group: group.key=value, for example grid.levels=[8,6,5,4] or stats.margin=0.05",
+        ]
+    _out.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+
+
+def _keys_of(command: str, config_name: str) -> list[str]:
     from semkv_bench.config import choices, conf_dir
 
     lines = [f"semkv-bench {command} key=value ...", "", "Groups and their choices (group=choice):"]
     lines += [f"  {group}: {', '.join(names)}" for group, names in choices(config_name).items()]
     lines += ["", "Keys and defaults:"]
     body = (conf_dir() / f"{config_name}.yaml").read_text().split("- _self_", 1)[1].splitlines()
-    lines += [f"  {line}" for line in body if line.strip() and not line.lstrip().startswith("- ")]
-    extra = {
-        "storage": "  --json                    print JSON",
-        "regress": "  --json                    print JSON\n  --update                  write the baseline anew",
-        "sweep": "  -m                        Hydra multirun",
-    }
-    lines += [extra[command]] if command in extra else []
-    lines += [
-        "",
-        "Keys inside a group: group.key=value, for example grid.levels=[8,6,5,4] or stats.margin=0.05",
-    ]
-    _out.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+    return lines + [f"  {line}" for line in body if line.strip() and not line.lstrip().startswith("- ")]
 
 
 def _overrides(arguments: Sequence[str], several: bool = False) -> list[str]:

@@ -144,12 +144,23 @@ def compose_config(name: str, overrides: Sequence[str] = ()) -> DictConfig:
     Raises:
         UsageError: an override that does not parse, an unknown key or choice, a value of the wrong type.
     """
+    _check_choices(name, overrides)
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(conf_dir()), version_base="1.3"):
             return check_config(name, compose(name, overrides=list(overrides)))
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise UsageError(_in_one_line(error)) from error
+
+
+def _check_choices(name: str, overrides: Sequence[str]) -> None:
+    """Hydra passes over a choice that an optional group does not have."""
+    groups = choices(name)
+    for override in overrides:
+        group, _, choice = override.partition("=")
+        if group in groups and re.fullmatch(r"[\w/.-]+", choice) and choice not in (*groups[group], "null"):
+            known = ", ".join(groups[group])
+            raise UsageError(f"there is no {group.rpartition('@')[2]} {choice!r}; choose from {known}")
 
 
 def check_config(name: str, composed: DictConfig) -> DictConfig:
@@ -164,6 +175,8 @@ def check_config(name: str, composed: DictConfig) -> DictConfig:
         _require_given(typed)
         if typed.get("shard") is not None:
             Shard.parse(typed.shard)
+            if name != "sweep":
+                raise UsageError(f"{name} judges whole sweeps; leave shard out")
         return typed
     except OmegaConfBaseException as error:
         raise UsageError(_in_one_line(error)) from error

@@ -7,7 +7,7 @@ import torch
 
 from semkv_bench.errors import UsageError
 
-__all__ = ["check_device_map", "check_devices_present", "check_modules", "input_device"]
+__all__ = ["check_device_map", "check_devices_present", "check_modules", "input_device", "spread"]
 
 _STRATEGIES = ("auto", "balanced", "balanced_low_0", "sequential")
 _DEVICES = ("cpu", "cuda", "mps", "xpu")
@@ -18,7 +18,7 @@ _CHOICES = (
 
 def check_device_map(device_map: Any) -> None:
     """Raise UsageError unless ``device_map`` is one that transformers understands."""
-    if device_map is None or (isinstance(device_map, str) and device_map in _STRATEGIES):
+    if (isinstance(device_map, str) and device_map in _STRATEGIES) or device_map is None:
         return
     if isinstance(device_map, Mapping):
         wrong = [name for name in device_map if not isinstance(name, str)]
@@ -67,6 +67,11 @@ def check_modules(device_map: Any, model: torch.nn.Module) -> None:
     ]
     if left:
         raise UsageError(f"model.device_map gives no device to {left[0]} and {len(left) - 1} more weights")
+
+
+def spread(device_map: Any) -> bool:
+    """May ``device_map`` put layers on several devices?"""
+    return isinstance(device_map, Mapping) or (isinstance(device_map, str) and device_map in _STRATEGIES)
 
 
 def input_device(model: torch.nn.Module) -> torch.device:

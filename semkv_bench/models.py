@@ -232,6 +232,7 @@ class EmbeddedModel:
     device_map: Any = None
     attention: str = "sdpa"
     name = "SmolLM2-135M-Instruct"
+    wheel = _EMBEDDED_WHEEL
 
     def __post_init__(self) -> None:
         check_device_map(self.device_map)
@@ -260,8 +261,17 @@ class EmbeddedModel:
         """
         return self._converted().load()
 
+    def folder(self) -> Path:
+        """Where the converted model is, or will be."""
+        return cache_dir() / "models" / f"smollm2-{_EMBEDDED_SHA256[:12]}"
+
+    def gguf(self) -> Path | None:
+        """The GGUF file where it was downloaded or installed already; its checksum is left for later."""
+        found = [path for path in _places_of_gguf() if path.exists()]
+        return found[0] if found else None
+
     def _converted(self) -> PretrainedModel:
-        folder = cache_dir() / "models" / f"smollm2-{_EMBEDDED_SHA256[:12]}"
+        folder = self.folder()
         if not (folder / "model.safetensors").exists():
             convert_gguf(_embedded_gguf(), folder)
         return PretrainedModel(
@@ -305,8 +315,8 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
 def _embedded_gguf() -> Path:
     folder = cache_dir() / "downloads"
     cached = folder / _EMBEDDED_FILE
-    for candidate in (cached, _installed_gguf()):
-        if candidate is not None and candidate.exists() and _sha256(candidate) == _EMBEDDED_SHA256:
+    for candidate in _places_of_gguf():
+        if candidate.exists() and _sha256(candidate) == _EMBEDDED_SHA256:
             return candidate
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
@@ -322,6 +332,11 @@ def _embedded_gguf() -> Path:
             )
         os.replace(extracted, cached)
     return cached
+
+
+def _places_of_gguf() -> list[Path]:
+    installed = _installed_gguf()
+    return [cache_dir() / "downloads" / _EMBEDDED_FILE, *([] if installed is None else [installed])]
 
 
 def _installed_gguf() -> Path | None:

@@ -1,16 +1,24 @@
 """A dry run in words: what a sweep would do and what its rows need."""
 
+from dataclasses import asdict
+from typing import Any
+
 from rich.console import Console
 from rich.table import Table
 
-from semkv_bench.engine import row_bytes
-from semkv_bench.plan import Plan, most_tokens
+from semkv_bench.memory import Memory
+from semkv_bench.plan import Plan
+from semkv_bench.storage import human_bytes
+from semkv_bench.tasks import Example
+from semkv_bench.timing import Duration
 
-__all__ = ["show_plan"]
+__all__ = ["plan_content", "show_plan"]
+
+_CALIBRATE = "add --calibrate once: it loads the model, runs one example and keeps how long that took"
 
 
-def show_plan(plan: Plan, console: Console) -> None:
-    """Settings with their bits, examples per sub-task with their tokens, and the size of the rows."""
+def show_plan(plan: Plan, memory: Memory, duration: Duration | None, console: Console) -> None:
+    """Settings with their bits, examples per sub-task with their tokens, memory and time."""
     settings = Table(title=f"{len(plan.settings)} settings of {plan.source.name}", title_justify="left")
     settings.add_column("setting", overflow="fold")
     for column in ("code bits", "effective bits", "compression"):
@@ -34,8 +42,92 @@ def show_plan(plan: Plan, console: Console) -> None:
             name, str(len(mine)), turns, f"{sum(lengths) / len(mine):.0f}", str(max(lengths)), str(limit)
         )
     console.print(tasks)
-    longest = max(most_tokens(example, plan.runner.own_history) for example in plan.examples)
-    layers = f"{len(plan.shape.quantized_layers)} of {plan.shape.layers} layers quantized"
-    size = row_bytes(plan.shape, longest, 2) * len(plan.settings) / 2**30
-    console.print(f"protocol {plan.runner.name}: {plan.runner.stores}", highlight=False)
-    console.print(f"{layers}; cache rows of the longest prompt: {size:.2f} GiB in 16 bits", highlight=False)
+    quantized = f"{len(plan.shape.quantized_layers)} of {plan.shape.layers} layers quantized"
+    share = plan.share
+    tokens = f"{_prompt_tokens(share):,} prompt tokens, at most {_answer_tokens(plan, share):,} of answers"
+    own = "" if plan.shard is None else f"; shard {plan.shard} runs {len(share)} examples"
+    protocol = f"protocol {plan.runner.name}: {plan.runner.stores}"
+    for line in (protocol, f"{quantized}{own}; {tokens}", _memory_line(memory), _time_line(duration)):
+        console.print(line, markup=False, highlight=False)
+
+
+def plan_content(plan: Plan, memory: Memory, duration: Duration | None) -> dict[str, Any]:
+    """The same as data."""
+    return {
+        "model": plan.source.name,
+        "protocol": plan.runner.name,
+        "layers": {"total": plan.shape.layers, "quantized": len(plan.shape.quantized_layers)},
+        "settings": [
+            {"setting": s.name, "kind": s.kind, **asdict(s.storage(plan.shape.head_dim))}
+            for s in plan.settings
+        ],
+        "tasks": {
+            name: _numbers([e for e in plan.examples if e.task == name])
+            for name in sorted({e.task for e in plan.examples})
+        },
+        "examples": len(plan.examples),
+        "shard": None if plan.shard is None else {"shard": str(plan.shard), "examples": len(plan.share)},
+        "prompt_tokens": _prompt_tokens(plan.share),
+        "answer_tokens_at_most": _answer_tokens(plan, plan.share),
+        "memory": {**asdict(memory), "needed": memory.needed, "fits": memory.fits},
+        "time": None
+        if duration is None
+        else {
+            "least_s": round(duration.least, 1),
+            "most_s": round(duration.most, 1),
+            "basis": duration.basis,
+        },
+    }
+
+
+def _numbers(examples: list[Example]) -> dict[str, Any]:
+    lengths = [len(example.input_ids) for example in examples]
+    return {
+        "examples": len(examples),
+        "mean_prompt_tokens": sum(lengths) / len(lengths),
+        "longest_prompt_tokens": max(lengths),
+        "turns": max(example.turns for example in examples),
+        "answer_limit": max(
+            turn.max_new_tokens for example in examples for turn in (example, *example.follow_ups)
+        ),
+    }
+
+
+def _prompt_tokens(examples: tuple[Example, ...]) -> int:
+    return sum(len(turn.input_ids) for example in examples for turn in (example, *example.follow_ups))
+
+
+def _answer_tokens(plan: Plan, examples: tuple[Example, ...]) -> int:
+    """Of all settings together, every answer at its limit."""
+    limits = (turn.max_new_tokens for example in examples for turn in (example, *example.follow_ups))
+    return len(plan.settings) * sum(limits)
+
+
+def _memory_line(memory: Memory) -> str:
+    parts = (
+        f"weights {human_bytes(memory.weights)}, prompt {human_bytes(memory.prompt)}, "
+        f"{memory.batch_rows} cache rows {human_bytes(memory.rows)}, "
+        f"activations about {human_bytes(memory.activations)}"
+    )
+    have = f"{human_bytes(memory.available)} on {memory.device}"
+    if not memory.fits:
+        return f"memory: does not fit {have}: needs {human_bytes(memory.needed)} ({parts}); {memory.advice}"
+    batches = -(-memory.settings // memory.batch_rows)
+    how = "all settings in one batch" if batches == 1 else f"settings in {batches} batches"
+    return f"memory: fits, {human_bytes(memory.needed)} of {have} ({parts}); {how}"
+
+
+def _time_line(duration: Duration | None) -> str:
+    if duration is None:
+        return f"time: not known for this machine; {_CALIBRATE}"
+    return (
+        f"time: {_human_time(duration.least)} if every answer ends at once, {_human_time(duration.most)} if all run to "
+        f"their limit; measured with {duration.basis}"
+    )
+
+
+def _human_time(seconds: float) -> str:
+    """``45 s``, ``12 min``, ``3.5 h``."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"

@@ -66,8 +66,6 @@ def run_recipe(config: DictConfig, run: Runner, console: Console) -> Path:
         raise UsageError(
             "recipe mixes one pair of levels for keys and values; leave grid.key_levels and value_levels out"
         )
-    if config.shard is not None:
-        raise UsageError("recipe runs two sweeps of which the second depends on the first; leave shard out")
     out = Path(config.out or "results/runs/recipe").expanduser()
     uniform = _uniform_config(config, out / "uniform")
     first = make_plan(uniform)

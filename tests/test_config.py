@@ -31,6 +31,7 @@ def test_every_shipped_choice_composes(group, choice):
     ("overrides", "told"),
     [
         (["quantizer=nope"], "there is no quantizer 'nope'; choose from affine"),
+        (["quantizer@value_quantizer=nope"], "there is no value_quantizer 'nope'; choose from affine"),
         (["grdi.levels=[3]"], "there is no key 'grdi.levels'"),
         (["quantizer.width=3"], "there is no key 'quantizer.width'"),
         (["grid.levels=[3"], "cannot read the override 'grid.levels=[3'"),
@@ -151,3 +152,9 @@ def test_what_is_no_path_stays_as_it_is():
     for argument in ("grid.levels=[4,3]", "per_task=3", "out=${x}/y", "~value_quantizer"):
         assert _path_as_given(argument, several=False) == argument
     assert _path_as_given("out=a,b", several=True) == "out=a,b"
+
+
+def test_storage_does_not_pass_over_an_unknown_model():
+    with pytest.raises(UsageError, match="there is no model 'nope'; choose from custom"):
+        compose_config("storage", ["model=nope"])
+    assert compose_config("storage").model is None

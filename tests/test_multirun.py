@@ -1,5 +1,14 @@
-import pytest
+import contextlib
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from threading import Thread
 
+import psutil
+import pytest
+import torch
+
+from semkv_bench import multirun
 from semkv_bench.cli import main
 from semkv_bench.config import check_sweeps
 from semkv_bench.errors import UsageError
@@ -66,7 +75,8 @@ def test_folders_and_shards_may_be_crossed():
         (["sweep", "shard=5/4"], 2, "shard=5/4 must be i/K"),
         (["sweep", "shard=x"], 2, "shard=x must be i/K"),
         (["plan", "shard=2"], 2, "shard=2 must be i/K"),
-        (["recipe", "shard=1/2"], 2, "leave shard out"),
+        (["recipe", "shard=1/2"], 2, "recipe judges whole sweeps; leave shard out"),
+        (["regress", "shard=1/2"], 2, "regress judges whole sweeps; leave shard out"),
         (["sweep", "-m", "hydra/launcher=nope", "shard=1/2,2/2"], 2, "choose one of basic, joblib"),
     ],
 )
@@ -76,3 +86,59 @@ def test_wrong_usage_is_one_line(command, code, told, tmp_path, monkeypatch, cap
     err = capsys.readouterr().err
     assert told in err and len(err.strip().splitlines()) == 1
     assert not (tmp_path / "results").exists()
+
+
+def test_a_missing_launcher_says_what_to_install(monkeypatch, capsys):
+    def absent(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(multirun, "version", absent)
+    assert main(["sweep", "-m", "shard=1/2,2/2", "hydra/launcher=ray"]) == 3
+    err = capsys.readouterr().err
+    assert "pip install hydra-ray-launcher" in err and len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("launcher", ["joblib", "submitit_local", "ray"])
+def test_killed_workers_lose_nothing(launcher, sweep, tmp_path, monkeypatch, capsys):
+    try:
+        version(multirun.LAUNCHER_PACKAGES[launcher])
+    except PackageNotFoundError:
+        pytest.skip(f"{launcher} is not installed")
+    # The last digits of a sum depend on the number of threads.
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PYTHONPATH", str(Path(multirun.__file__).parents[1]))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    wide = [*sweep, "per_task=12"]
+    assert main([*wide, "out=alone"]) == 0
+    torch.set_num_threads(threads)
+    shards = [*wide, "-m", "shard=1/4,2/4,3/4,4/4", "out=shards", f"hydra/launcher={launcher}"]
+    shards += ["hydra.launcher.n_jobs=2"] if launcher == "joblib" else []
+    killer = Thread(target=_kill_writers, args=(tmp_path / "shards", 2))
+    killer.start()
+    first = main(shards)
+    killer.join()
+    # Ray starts a lost job again by itself.
+    assert first == (0 if launcher == "ray" else 1)
+    capsys.readouterr()
+    assert main(shards) == 0
+    for run in ("alone", "shards"):
+        assert len(read_run(tmp_path / run)[0]) == 12 * 3
+        assert main(["cliff-report", f"run={run}"]) == 0
+    reports = [(tmp_path / run / "report.json").read_bytes() for run in ("alone", "shards")]
+    assert reports[0] == reports[1]
+
+
+def _kill_writers(run: Path, wanted: int) -> None:
+    """End ``wanted`` processes that write records of ``run``, as soon as something is recorded."""
+    killed: set[int] = set()
+    limit = time.monotonic() + 600
+    while len(killed) < wanted and time.monotonic() < limit:
+        if any(path.stat().st_size for path in run.glob("records-*")):
+            for process in psutil.Process().children(recursive=True):
+                with contextlib.suppress(psutil.Error):
+                    held = [Path(file.path).parent for file in process.open_files()]
+                    if run in held and process.pid not in killed and len(killed) < wanted:
+                        process.kill()
+                        killed.add(process.pid)
+        time.sleep(0.001)

@@ -1,0 +1,159 @@
+"""What a sweep needs of a device's memory, and what would make it fit."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from semkv_bench.device import memory_total
+from semkv_bench.device_map import spread
+from semkv_bench.engine import row_bytes
+from semkv_bench.plan import Plan
+from semkv_bench.tasks import Example
+
+__all__ = ["Memory", "estimate_memory", "rows_per_batch", "target_device", "weights_of"]
+
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that the plan's longest example needs at its peak, and bytes that there are.
+
+    weights: of the model; prompt: its cache in full precision; rows: the cache rows of one batch with the logits of
+    the forced answer; activations: of the prefill, roughly. batch_rows: settings in one batch, of all ``settings``.
+    advice: what would make it fit, None where it does.
+    """
+
+    device: str
+    available: int
+    weights: int
+    prompt: int
+    rows: int
+    activations: int
+    batch_rows: int
+    settings: int
+    longest: int
+    advice: str | None
+
+    @property
+    def needed(self) -> int:
+        """All of it together."""
+        return self.weights + self.prompt + self.rows + self.activations
+
+    @property
+    def fits(self) -> bool:
+        """Is there enough?"""
+        return self.needed <= self.available
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Parameters of a model and the bytes of one."""
+
+    parameters: int
+    itemsize: int
+    hidden: int
+    intermediate: int
+    vocabulary: int
+
+
+def weights_of(plan: Plan) -> Weights:
+    """Size of the plan's model, counted without loading a weight."""
+    skeleton = plan.source.skeleton()
+    text = skeleton.config.get_text_config(decoder=True)
+    asked = plan.source.dtype
+    stored = getattr(skeleton.config, "dtype", None)
+    stored = getattr(torch, stored, None) if isinstance(stored, str) else stored
+    dtype = getattr(torch, asked) if asked != "auto" else stored or torch.float32
+    return Weights(
+        parameters=sum(parameter.numel() for parameter in skeleton.parameters()),
+        itemsize=dtype.itemsize,
+        hidden=text.hidden_size,
+        intermediate=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
+        vocabulary=text.vocab_size,
+    )
+
+
+def estimate_memory(plan: Plan, weights: Weights) -> Memory:
+    """Peak memory of the plan's longest example on the device that the model would be loaded to."""
+    name, available = _memory_of(plan.source.device_map)
+    prompt, answer = max(((len(e.input_ids), _answers(e)) for e in plan.examples), key=sum)
+    shape, size = plan.shape, weights.itemsize
+    room = max(answer, plan.engine.teacher_tokens) + 1
+    # As the engine counts: the forced answer's logits and their logarithms, in float32.
+    rule = plan.runner.rule
+    forced = max(plan.engine.teacher_tokens, rule.block * rule.codes_tail)
+    per_row = row_bytes(shape, prompt + room, size) + 8 * forced * weights.vocabulary
+    rows = rows_per_batch(plan, per_row, available)
+    per_token = row_bytes(shape, 1, size)
+    chunk = min(prompt, plan.engine.prefill_chunk or prompt)
+    active = size * (3 * weights.intermediate + 6 * weights.hidden)
+    memory = Memory(
+        device=name,
+        available=available,
+        weights=weights.parameters * size,
+        prompt=per_token * prompt,
+        rows=rows * per_row,
+        activations=active * chunk,
+        batch_rows=rows,
+        settings=len(plan.settings),
+        longest=prompt + answer,
+        advice=None,
+    )
+    if memory.fits:
+        return memory
+    advice = _advice(memory, weights, per_row=per_row, per_token=2 * per_token + active)
+    return replace(memory, advice=advice)
+
+
+def rows_per_batch(plan: Plan, per_row: int, available: int) -> int:
+    """Settings that the engine decodes together: what its share of the memory holds, at most ``engine.max_rows``."""
+    fit = max(1, int(plan.engine.memory_fraction * available // per_row))
+    return min(fit, plan.engine.max_rows or fit, len(plan.settings))
+
+
+def _advice(memory: Memory, weights: Weights, per_row: int, per_token: int) -> str:
+    left = memory.available - memory.weights
+    if left <= 0:
+        halved = "model.dtype=bfloat16 halves that; " if weights.itemsize == 4 else ""
+        return (
+            f"the weights alone take {memory.weights / _GIB:.1f} GiB: {halved}"
+            f"a device of {memory.needed / _GIB:.0f} GiB would do, or model.device_map=auto over several"
+        )
+    rows = int((left - memory.prompt - memory.activations) // per_row)
+    if rows >= 1:
+        return f"engine.max_rows={rows} would fit: the settings are then decoded in batches of {rows}"
+    # What a row holds besides its prompt: answer and logits.
+    fixed = per_row - memory.prompt
+    tokens = int((left - fixed) // per_token)
+    if tokens > 1:
+        return f"max_prompt_tokens={tokens} with engine.max_rows=1 would fit"
+    return f"a device of {memory.needed / _GIB:.0f} GiB would do, or model.device_map=auto over several"
+
+
+def _answers(example: Example) -> int:
+    """Tokens that follow the first prompt at most: all answers, and the questions of later turns."""
+    later = sum(len(turn.input_ids) + turn.max_new_tokens for turn in example.follow_ups)
+    return example.max_new_tokens + later
+
+
+def target_device(device_map: Any) -> torch.device:
+    """Device that the model's first layer would be loaded to; the CPU where the one asked for is not here."""
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device_map is None or spread(device_map):
+        return torch.device("cuda" if gpus else "cpu")
+    device = torch.device("cuda", device_map) if isinstance(device_map, int) else torch.device(device_map)
+    here = device.type != "cuda" or (device.index or 0) < gpus
+    return device if here else torch.device("cpu")
+
+
+def _memory_of(device_map: Any) -> tuple[str, int]:
+    """Name and memory of where the model would go; of several devices, the sum."""
+    if spread(device_map):
+        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        places = [torch.device("cuda", i) for i in range(gpus)] + [torch.device("cpu")]
+        return f"{gpus} GPUs and the CPU", sum(memory_total(place) for place in places)
+    device = target_device(device_map)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return name, memory_total(device)

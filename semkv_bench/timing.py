@@ -1,0 +1,188 @@
+"""How long a sweep will take: a short calibration of this machine, kept, and what follows from it for a plan."""
+
+import json
+import math
+import os
+import time
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from semkv_bench.device import describe
+from semkv_bench.engine import Engine, Request
+from semkv_bench.errors import SemkvError
+from semkv_bench.memory import Weights, target_device
+from semkv_bench.models import LoadedModel
+from semkv_bench.paths import cache_dir
+from semkv_bench.plan import Plan, prompt_hash
+from semkv_bench.settings import FULL
+from semkv_bench.tasks import Example
+
+__all__ = ["Calibration", "Duration", "calibrate", "estimate_time", "stored_calibrations"]
+
+_STEPS = 8
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Seconds measured on one machine with one model; ``parameters`` scales them to another.
+
+    prefill: per prompt token; code: per prompt token and row beyond the first, the forced answer included; step: of
+    one decoding step with one row; row: what each further row adds to a step. tokens and rows: of the measurement.
+    """
+
+    model: str
+    parameters: int
+    dtype: str
+    machine: str
+    tokens: int
+    rows: int
+    prefill: float
+    code: float
+    step: float
+    row: float
+    measured: str
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What a newer measurement replaces."""
+        return (self.model, self.dtype, self.machine)
+
+
+@dataclass(frozen=True)
+class Duration:
+    """Seconds if every answer ends at its first token (least) and if each runs to its limit (most)."""
+
+    least: float
+    most: float
+    basis: str
+    calibration: Calibration
+
+
+def calibrate(plan: Plan, parameters: int) -> Calibration:
+    """Load the plan's model, run its example of median length four times, and keep what that took."""
+    loaded = plan.source.load()
+    engine = Engine(loaded, plan.engine)
+    example = sorted(plan.examples, key=lambda e: (len(e.input_ids), e.example_id))[len(plan.examples) // 2]
+
+    def seconds(settings, new_tokens: int) -> float:
+        request = _request(loaded, example, new_tokens)
+        _finish(loaded.device)
+        began = time.perf_counter()
+        plan.runner.run(engine, request, settings)
+        _finish(loaded.device)
+        return time.perf_counter() - began
+
+    alone, every = (FULL,), plan.settings
+    # First calls allocate and compile.
+    seconds(every, 1)
+    short, long = seconds(alone, 1), seconds(alone, 1 + _STEPS)
+    wide, full = seconds(every, 1), seconds(every, 1 + _STEPS)
+    tokens, further = len(example.input_ids), max(1, len(every) - 1)
+    step = max(0.0, long - short) / _STEPS
+    measured = Calibration(
+        model=plan.source.name,
+        parameters=parameters,
+        dtype=str(loaded.dtype).removeprefix("torch."),
+        machine=machine(loaded.device),
+        tokens=tokens,
+        rows=len(every),
+        prefill=short / tokens,
+        code=max(0.0, wide - short) / (tokens * further),
+        step=step,
+        row=max(0.0, (full - wide) / _STEPS - step) / further,
+        measured=datetime.now(UTC).date().isoformat(),
+    )
+    _store(measured)
+    return measured
+
+
+def stored_calibrations() -> list[Calibration]:
+    """What was measured before, on this machine and others that share the cache folder."""
+    names = {field.name for field in fields(Calibration)}
+    try:
+        entries = json.loads(_file().read_text())
+        return [Calibration(**{k: v for k, v in entry.items() if k in names}) for entry in entries]
+    except (OSError, ValueError, TypeError, AttributeError):
+        return []
+
+
+def machine(device: torch.device) -> str:
+    """What a measurement holds for: the device, and on a CPU its threads."""
+    found = describe(device)
+    return found["device"] if device.type == "cuda" else f"{found['cpu']}, {found['threads']} threads"
+
+
+def estimate_time(plan: Plan, weights: Weights, batch_rows: int) -> Duration | None:
+    """From the calibration of this machine with this model, or else with the one nearest in size; None without any."""
+    where = machine(target_device(plan.source.device_map))
+    here = [entry for entry in stored_calibrations() if entry.machine == where]
+    if not here:
+        return None
+    own = [entry for entry in here if entry.model == plan.source.name]
+    nearest = min(own or here, key=lambda entry: abs(math.log(entry.parameters / weights.parameters)))
+    factor = 1.0 if own else weights.parameters / nearest.parameters
+    least = sum(_seconds(plan, nearest, example, batch_rows, least=True) for example in _distinct(plan))
+    most = sum(_seconds(plan, nearest, example, batch_rows, least=False) for example in _distinct(plan))
+    alone = min(plan.engine.noise_examples, len(plan.share)) * nearest.step
+    limit = max(example.max_new_tokens for example in plan.examples)
+    basis = f"{nearest.model} at {nearest.tokens} tokens on {nearest.machine}, {nearest.measured}"
+    if not own:
+        basis += f", scaled by {factor:.3g} for the size of the model"
+    return Duration((least + alone) * factor, (most + alone * limit) * factor, basis, nearest)
+
+
+def _seconds(plan: Plan, measured: Calibration, example: Example, batch_rows: int, least: bool) -> float:
+    rows = len(plan.settings)
+    batches = -(-rows // batch_rows)
+    turns = (example, *example.follow_ups)
+    steps = sum(1 if least else turn.max_new_tokens for turn in turns)
+    tokens = sum(len(turn.input_ids) for turn in turns)
+    prefill = len(example.input_ids) * measured.prefill
+    # Questions of later turns are fed to every row.
+    prefill += (tokens - len(example.input_ids)) * measured.prefill * rows
+    step = batches * measured.step + (rows - batches) * measured.row
+    return prefill + tokens * (rows - 1) * measured.code + steps * step
+
+
+def _distinct(plan: Plan) -> list[Example]:
+    """The share's examples without those whose records are copied from the same item under another seed."""
+    if not plan.repeats_alike:
+        return list(plan.share)
+    return list({(e.task, e.example_id, prompt_hash(e)): e for e in plan.share}.values())
+
+
+def _request(loaded: LoadedModel, example: Example, new_tokens: int) -> Request:
+    return Request(
+        input_ids=example.input_ids,
+        reference_ids=example.target_ids,
+        max_new_tokens=new_tokens,
+        stop_ids=frozenset((*loaded.eos_ids, *example.stop_token_ids)),
+        # No row may end early, or the steps would be fewer than counted.
+        min_new_tokens=new_tokens,
+        seed=example.seed,
+    )
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _file() -> Path:
+    return cache_dir() / "calibration.json"
+
+
+def _store(measured: Calibration) -> None:
+    kept = [entry for entry in stored_calibrations() if entry.key != measured.key]
+    scratch = _file().with_name(f"calibration.json.{os.getpid()}.tmp")
+    try:
+        scratch.parent.mkdir(parents=True, exist_ok=True)
+        scratch.write_text(json.dumps([asdict(entry) for entry in [*kept, measured]], indent=1) + "\n")
+        os.replace(scratch, _file())
+    except OSError as error:
+        raise SemkvError(
+            f"cannot keep the calibration in {_file()}: {error.strerror}; set SEMKV_CACHE"
+        ) from error
