@@ -1,6 +1,7 @@
 """Running a plan: folder, resume, the loop over examples, one record per setting."""
 
 import fcntl
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,6 +26,8 @@ from semkv_bench.tasks import Example, FollowUp
 __all__ = ["RUNS", "newest_run", "open_run", "run_sweep"]
 
 RUNS = Path("results/runs")
+
+log = logging.getLogger(__name__)
 
 
 def open_run(plan: Plan, config: DictConfig) -> RunFolder:
@@ -89,7 +92,7 @@ def run_sweep(
         )
         engine = Engine(loaded, plan.engine)
         noisy = _noise_sample(plan)
-        began, ran, records = time.monotonic(), 0, []
+        began, ran, unread, records = time.monotonic(), 0, 0, []
         for example in track(folder.share(sorted(pending, key=_unit)), len(pending)):
             folder.refresh()
             if _unit(example) in folder.done:
@@ -99,16 +102,26 @@ def run_sweep(
             else:
                 records = _answers(plan, engine, example, alone=_unit(example) in noisy)
             folder.append(records)
-            ran += 1
+            ran, unread = ran + 1, unread + sum(map(_is_unread, records))
         folder.write_environment(
             {
                 "finished": datetime.now(UTC).isoformat(timespec="seconds"),
                 "seconds": round(time.monotonic() - began, 1),
             }
         )
+        if unread:
+            log.warning(
+                "%d answers ended before a coded block was read (quantized_reads is 0): they say nothing of their "
+                "settings; longer answers or a smaller protocol.block would",
+                unread,
+            )
         return ran
     finally:
         folder.close()
+
+
+def _is_unread(record: Mapping[str, Any]) -> bool:
+    return record["quantizer"] is not None and not record["quantized_reads"] and record["kind"] != "prune"
 
 
 def _same_answers(plan: Plan, example: Example, before: list[dict[str, Any]]) -> bool:

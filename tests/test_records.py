@@ -56,6 +56,30 @@ def test_torn_at_any_byte_the_unit_is_done_again(tmp_path, cut):
     assert file.read_bytes() == whole
 
 
+def _conversation(example_id: str, turns: int) -> list[dict]:
+    return [{**record, "turn": turn, "turns": turns} for turn in range(turns) for record in _unit(example_id)]
+
+
+@pytest.mark.parametrize("cut", range(0, 900, 31))
+def test_a_conversation_is_done_again_unless_all_its_turns_are_there(tmp_path, cut):
+    folder = _started(tmp_path)
+    for name, turns in (("a", 2), ("b", 3)):
+        folder.append(_conversation(name, turns))
+    folder.close()
+    file = tmp_path / "records-0.jsonl"
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) - 1 - cut])
+    resumed = _started(tmp_path)
+    assert ("t", "b", 0) not in resumed.done
+    assert (("t", "a", 0) in resumed.done) == (cut < len(whole) - len(whole.splitlines()[0]) * 4 - 5)
+    for name, turns in (("a", 2), ("b", 3)):
+        if ("t", name, 0) not in resumed.done:
+            resumed.append(_conversation(name, turns))
+    assert file.read_bytes() == whole
+    frame, _ = read_run(tmp_path)
+    assert len(frame) == 2 * (2 + 3)
+
+
 def test_several_writers_have_a_file_each(tmp_path):
     first, second = _started(tmp_path), _started(tmp_path)
     first.append(_unit("a"))
