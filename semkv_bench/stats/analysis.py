@@ -20,10 +20,12 @@ from semkv_bench.stats.operating_point import choose, confirm
 from semkv_bench.stats.options import StatsOptions
 from semkv_bench.stats.pairing import PairedScores, pair
 from semkv_bench.stats.runaway import exact_mcnemar, paired_counts
+from semkv_bench.stats.spending import Look, spent
 
-__all__ = ["analyze"]
+__all__ = ["analyze", "chance_level"]
 
 _NO_INTERVAL = [None, None]
+_SIZES = ("n_needed", "n_needed_80")
 
 
 def analyze(
@@ -32,25 +34,27 @@ def analyze(
     *,
     chance: Mapping[str, float] | None = None,
     preregistered: bool = False,
+    look: Look | None = None,
 ) -> dict:
     """Statistics of one set of records: the object written to report.json (schema 1).
 
     ``frame`` has one row per example, seed, turn and setting (see :func:`semkv_bench.foreign.normalize` for
     its columns). ``chance`` is each task's score of a guess that ignores the prompt, 0 where not given.
     ``preregistered`` says whether margin and alpha were fixed before the first record. The same records in
-    any order give the same report, bit for bit.
+    any order give the same report, bit for bit. ``look`` is where a sequential run stands; ``frame`` then holds
+    that look's sample, and the report says in ``sequential`` what was spent.
 
     Raises UsageError for records that cannot be analysed.
     """
     options = options or StatsOptions()
     records = normalize(frame)
     paired = pair(records, options)
-    guess = _chance(paired, options, chance or {})
-    judgement = judge(paired, options, guess)
+    guess = chance_level(paired, options, chance or {})
+    judgement = judge(paired, options, guess, look=look)
     resampled = resample_means(
         paired.differences, paired.tasks, options.average, options.resamples, options.seed
     )
-    settings = _settings(paired, judgement, resampled, options)
+    settings = _settings(paired, judgement, resampled, options, look)
     cliffs = {
         name: cliff_of(grid_points(paired, name), judgement, resampled, options)
         for name in _quantizers(paired)
@@ -78,14 +82,15 @@ def analyze(
         "tasks": _tasks(paired, options),
         "cliff": {**cliffs[main], "quantizer": main},
         "cliffs": {name or "": cliff for name, cliff in cliffs.items()},
-        "operating_point": _operating_point(paired, judgement, options, guess),
+        "operating_point": _operating_point(paired, judgement, options, guess, look),
+        "sequential": None if look is None else _sequential(look, options),
         "noise_floor": _noise_floor(settings),
         "warnings": _warnings(paired),
     }
     return with_comparisons(report, records, paired, judgement, options)
 
 
-def _chance(paired: PairedScores, options: StatsOptions, chance: Mapping[str, float]) -> float:
+def chance_level(paired: PairedScores, options: StatsOptions, chance: Mapping[str, float]) -> float:
     for task, value in chance.items():
         if not isinstance(value, (int, float)) or not 0 <= value <= 1:
             raise UsageError(f"chance level of task {task} must lie in 0..1, got {value!r}")
@@ -126,12 +131,18 @@ def _pair(bounds: tuple[np.ndarray, np.ndarray], index: int) -> list[float | Non
 
 
 def _settings(
-    paired: PairedScores, judgement: Judgement, resampled: np.ndarray, options: StatsOptions
+    paired: PairedScores,
+    judgement: Judgement,
+    resampled: np.ndarray,
+    options: StatsOptions,
+    look: Look | None,
 ) -> list[dict]:
     scores = reference_moments(paired, options.average)
-    low, high = score_interval(scores, options.confidence)
+    low, high = score_interval(
+        scores, options.confidence if look is None else look.confidence(options.confidence)
+    )
     score_ci = (np.clip(low, 0, 1), np.clip(high, 0, 1))
-    shown = intervals(judgement.moments, options)
+    shown = intervals(judgement.moments, options, look)
     shown["bootstrap_ci"] = percentile_interval(resampled, options.confidence)
     return [
         {
@@ -147,7 +158,7 @@ def _settings(
             "n_unpaired": paired.unpaired.get(info.name, 0),
             "score": float(scores.mean[i]),
             "score_ci": _pair(score_ci, i),
-            **_comparison(paired, judgement, shown, options, i),
+            **_comparison(paired, judgement, shown, options, i, look),
             **_witnesses(paired, options, i),
         }
         for i, info in enumerate(paired.settings)
@@ -155,12 +166,17 @@ def _settings(
 
 
 def _comparison(
-    paired: PairedScores, judgement: Judgement, shown: Mapping[str, tuple], options: StatsOptions, i: int
+    paired: PairedScores,
+    judgement: Judgement,
+    shown: Mapping[str, tuple],
+    options: StatsOptions,
+    i: int,
+    look: Look | None,
 ) -> dict:
     """The fields of setting ``i`` that compare it with the reference, null for the reference itself."""
     names = ("p_equivalence", "p_equivalence_raw", "p_degraded", "p_degraded_raw", "p_difference")
     if i == 0:
-        nothing = dict.fromkeys(("reference_score", "diff", *names, "p_mcnemar", "detectable", "n_needed"))
+        nothing = dict.fromkeys(("reference_score", "diff", *names, "p_mcnemar", "detectable", *_SIZES))
         empty = {name: list(_NO_INTERVAL) for name in shown}
         return nothing | empty | dict.fromkeys(("n_worse", "n_better")) | {"verdict": "reference"}
     worse, better = paired_counts(paired.measures["score"][:, i], paired.references["score"][:, i])
@@ -175,7 +191,8 @@ def _comparison(
         "p_mcnemar": exact_mcnemar(worse, better),
         "detectable": bool(judgement.detectable[i]),
         "verdict": judgement.verdicts[i],
-        "n_needed": clusters_needed(judgement, i, options),
+        "n_needed": clusters_needed(judgement, i, options, look=look),
+        "n_needed_80": clusters_needed(judgement, i, options, 0.8, look),
     }
 
 
@@ -237,13 +254,25 @@ def _assay(judgement: Judgement, guess: float) -> dict:
     }
 
 
+def _sequential(look: Look, options: StatsOptions) -> dict:
+    """Where a sequential run stands and what its looks cost."""
+    return {
+        "look": look.number,
+        "looks": len(look.times),
+        "examples": list(look.examples),
+        "information": list(look.times),
+        "alpha_spent": spent(options.alpha, look.so_far[-1]),
+        "alpha_at_look": look.level(options.alpha),
+    }
+
+
 def _operating_point(
-    paired: PairedScores, judgement: Judgement, options: StatsOptions, guess: float
+    paired: PairedScores, judgement: Judgement, options: StatsOptions, guess: float, look: Look | None
 ) -> dict | None:
     info = choose(paired, judgement)
     if info is None:
         return None
-    confirmation, reason = confirm(paired, options, guess)
+    confirmation, reason = confirm(paired, options, guess, look)
     return {
         **{k: v for k, v in asdict(info).items() if k in ("code_bits", "effective_bits", "packed_bits")},
         "setting": info.name,

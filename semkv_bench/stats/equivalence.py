@@ -6,16 +6,25 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from statsmodels.stats.multitest import multipletests
 
-from semkv_bench.stats.guarded import Moments, guarded_interval, moments, p_above, p_below, score_interval
+from semkv_bench.stats.guarded import (
+    Moments,
+    guarded_interval,
+    moments,
+    p_above,
+    p_below,
+    p_unseen,
+    score_interval,
+)
 from semkv_bench.stats.options import StatsOptions
 from semkv_bench.stats.pairing import PairedScores
+from semkv_bench.stats.spending import Look
 
-__all__ = ["Judgement", "clusters_needed", "holm", "judge", "reference_moments"]
+__all__ = ["Judgement", "clusters_needed", "holm", "judge", "over_all_looks", "p_within", "reference_moments"]
 
 HOLDS = ("equivalent", "floor")
 _MOST_CLUSTERS = 10_000_000
+_DRAWS = 100
 
 
 @dataclass(frozen=True)
@@ -45,7 +54,10 @@ class Judgement:
 def holm(p: np.ndarray) -> np.ndarray:
     """Holm-adjusted p-values (step-down, family-wise)."""
     p = np.asarray(p, dtype=float)
-    return multipletests(p, method="holm")[1] if p.size else p
+    order = np.argsort(p, kind="stable")
+    adjusted = np.empty_like(p)
+    adjusted[order] = np.minimum(np.maximum.accumulate(p[order] * np.arange(p.size, 0, -1)), 1.0)
+    return adjusted
 
 
 def reference_moments(paired: PairedScores, average: str) -> Moments:
@@ -54,22 +66,29 @@ def reference_moments(paired: PairedScores, average: str) -> Moments:
     return moments(scores, scores, paired.tasks, average)
 
 
-def judge(paired: PairedScores, options: StatsOptions, chance: float, *, adjust: bool = True) -> Judgement:
+def judge(
+    paired: PairedScores,
+    options: StatsOptions,
+    chance: float,
+    *,
+    adjust: bool = True,
+    look: Look | None = None,
+) -> Judgement:
     """Test every setting against the reference and decide.
 
     ``chance`` is the average score that a guess without the prompt would reach. Repeats of the reference
     (kind full) are judged, but belong to no family of tests. Without ``adjust`` every setting is tested at
-    ``alpha`` by itself, which is enough for a choice that other examples then confirm.
+    ``alpha`` by itself, which is enough for a choice that other examples then confirm. At a ``look`` of a
+    sequential run the p-values other than the raw ones are those over all looks.
     """
     m = moments(paired.differences, paired.references["score"], paired.tasks, options.average)
-    above = p_above(m, -options.margin)
-    p_eq = np.maximum(above, p_below(m, options.margin))
+    p_eq = p_within(m, options, look)
     p_deg = p_below(m, -options.margin)
-    p_diff = np.minimum(1.0, 2 * np.minimum(p_below(m, 0.0), p_above(m, 0.0)))
+    p_diff = np.minimum(1.0, 2 * over_all_looks(np.minimum(p_below(m, 0.0), p_above(m, 0.0)), look))
     family = np.array([info.kind != "full" for info in paired.settings])
-    eq, deg = p_eq.copy(), p_deg.copy()
+    eq, deg = over_all_looks(p_eq, look), over_all_looks(p_deg, look)
     if adjust:
-        eq[family], deg[family] = holm(p_eq[family]), holm(p_deg[family])
+        eq[family], deg[family] = holm(eq[family]), holm(deg[family])
     detectable = p_diff < options.alpha
 
     shown = ["reference"]
@@ -78,7 +97,8 @@ def judge(paired: PairedScores, options: StatsOptions, chance: float, *, adjust:
             shown.append("floor" if detectable[i] and m.mean[i] < 0 else "equivalent")
         else:
             shown.append("degraded" if deg[i] < options.alpha else "inconclusive")
-    low = float(score_interval(reference_moments(paired, options.average), options.confidence)[0][0])
+    confidence = options.confidence if look is None else look.confidence(options.confidence)
+    low = float(score_interval(reference_moments(paired, options.average), confidence)[0][0])
     works = low > chance
     control = _positive_control(paired, shown)
     return Judgement(
@@ -98,6 +118,23 @@ def judge(paired: PairedScores, options: StatsOptions, chance: float, *, adjust:
     )
 
 
+def p_within(m: Moments, options: StatsOptions, look: Look | None = None) -> np.ndarray:
+    """Two one-sided tests in one p-value: small means the average is shown to lie within the margin.
+
+    Where every pair ties, the p-value is the chance that this hides a drop of the margin, until the sample is
+    large enough for that chance to fall below alpha (at a ``look``: below that look's level).
+    """
+    p = np.maximum(p_above(m, -options.margin), p_below(m, options.margin))
+    unseen = p_unseen(m, options.margin)
+    level = options.alpha if look is None else look.level(options.alpha)
+    return np.where(unseen >= level, np.maximum(p, unseen), p)
+
+
+def over_all_looks(p: np.ndarray, look: Look | None) -> np.ndarray:
+    """A copy of one-sided ``p``, made to hold over all looks where there is a ``look``."""
+    return p.copy() if look is None else look.over_all_looks(p)
+
+
 def _positive_control(paired: PairedScores, shown: list[str]) -> str | None:
     """A grid point that was seen to lose quality: the one with most bits."""
     for info, verdict in zip(paired.settings, shown, strict=True):
@@ -115,11 +152,21 @@ def _allowed(verdict: str, works: bool, controlled: bool) -> str:
     return verdict
 
 
-def clusters_needed(judgement: Judgement, index: int, options: StatsOptions) -> int | None:
+def clusters_needed(
+    judgement: Judgement,
+    index: int,
+    options: StatsOptions,
+    power: float | None = None,
+    look: Look | None = None,
+) -> int | None:
     """Clusters that would settle an inconclusive setting if more of the same kind came in, else None.
 
-    The p-value must then pass Holm's threshold at the setting's present rank in the family.
+    The p-value must then pass Holm's threshold at the setting's present rank in the family: without ``power``
+    if the difference stays what it is, which has about even odds, else with that probability when the
+    difference of a new sample scatters around the present one. In a sequential run it is the test of the last
+    look that is asked to pass.
     """
+    last = None if look is None else look.last
     if judgement.verdicts[index] != "inconclusive":
         return None
     m = judgement.moments.column(index)
@@ -132,11 +179,10 @@ def clusters_needed(judgement: Judgement, index: int, options: StatsOptions) -> 
 
     def settled(factor: float) -> bool:
         more = m.grown(factor)
-        if holds:
-            p = max(float(p_above(more, -options.margin)[0]), float(p_below(more, options.margin)[0]))
-        else:
-            p = float(p_below(more, -options.margin)[0])
-        return p * rank < options.alpha
+        if power is not None:
+            more = more.scattered(_DRAWS)
+        p = p_within(more, options, last) if holds else p_below(more, -options.margin)
+        return float((over_all_looks(p, last) * rank < options.alpha).mean()) >= (power or 1.0)
 
     have = int(m.clusters[0])
     low, high = have, 2 * have
@@ -150,9 +196,14 @@ def clusters_needed(judgement: Judgement, index: int, options: StatsOptions) -> 
     return high
 
 
-def intervals(m: Moments, options: StatsOptions) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """The deciding interval at the shown confidence, and at the level of the two one-sided tests."""
-    return {
-        "diff_ci": guarded_interval(m, options.confidence),
-        "equivalence_ci": guarded_interval(m, 1 - 2 * options.alpha),
-    }
+def intervals(
+    m: Moments, options: StatsOptions, look: Look | None = None
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """The deciding interval at the shown confidence, and at the level of the two one-sided tests.
+
+    At a ``look`` both are widened so that they hold over all looks.
+    """
+    levels = {"diff_ci": options.confidence, "equivalence_ci": 1 - 2 * options.alpha}
+    if look is not None:
+        levels = {name: look.confidence(level) for name, level in levels.items()}
+    return {name: guarded_interval(m, level) for name, level in levels.items()}

@@ -7,7 +7,8 @@ the scale before the interval is formed ("plus-two": one at -1, one at +1). Adde
 much where many pairs differ by little, so each bound is guarded on its own side only, and by what the data
 have not yet shown:
 
-* All pairs tie: exactly plus-two, both bounds.
+* All pairs tie: exactly plus-two, both bounds. That alone would call a sample equivalent too early, see
+  :func:`p_unseen`.
 * Lower bound, which decides equivalence: ``LOSS_WEIGHT`` pairs that lose everything. "Everything" is the
   whole scale while few pairs differ and shades, by ``ENOUGH`` differing pairs, into the size of a whole loss
   in these data: the size-weighted mean of the reference's scores (1 for 0/1 scores, 0.3 for ROUGE around
@@ -38,6 +39,7 @@ __all__ = [
     "moments",
     "p_above",
     "p_below",
+    "p_unseen",
     "score_interval",
     "task_weights",
     "upper_side",
@@ -78,6 +80,12 @@ class Moments:
             df=self.df * factor,
             differing=self.differing * factor,
         )
+
+    def scattered(self, draws: int) -> Moments:
+        """``draws`` samples of the same kind, means spread as those of new samples would be; from shape [1]."""
+        at = stats.norm.ppf((np.arange(draws) + 0.5) / draws)
+        many = {name: np.repeat(getattr(self, name), draws) for name in self.__dataclass_fields__}
+        return replace(Moments(**many), mean=self.mean + at * np.sqrt(self.variance / self.n_eff))
 
     def column(self, index: int) -> Moments:
         """Only sample ``index``; fields keep shape [1]."""
@@ -238,3 +246,13 @@ def p_below(m: Moments, threshold: float) -> np.ndarray:
         under = side.at(middle) < threshold
         low, high = np.where(under, middle, low), np.where(under, high, middle)
     return stats.t.sf((low + high) / 2, side.df)
+
+
+def p_unseen(m: Moments, margin: float) -> np.ndarray:
+    """Chance that a sample without a differing pair hides a drop of ``margin``; 0 where a pair differs.
+
+    Where a share ``margin`` of the examples loses everything, n examples all tie with probability
+    ``(1 - margin)**n``. Equivalence must not be concluded from ties alone unless that is below alpha: no
+    other rule keeps its error rate. At a margin of 0.03 and alpha 0.05 that takes 99 examples.
+    """
+    return np.where(m.differing < 1 - TIE, (1 - margin) ** m.n_eff, 0.0)

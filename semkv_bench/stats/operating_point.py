@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 from scipy import stats
 
-from semkv_bench.stats.equivalence import Judgement, judge
-from semkv_bench.stats.guarded import guarded_interval, moments, p_above, p_below
+from semkv_bench.stats.equivalence import Judgement, judge, over_all_looks, p_within
+from semkv_bench.stats.guarded import guarded_interval, moments
 from semkv_bench.stats.options import StatsOptions
 from semkv_bench.stats.pairing import PairedScores, SettingInfo
+from semkv_bench.stats.spending import Look
 
 __all__ = ["choose", "clusters_to_confirm", "confirm"]
 
@@ -42,24 +44,30 @@ def choose(paired: PairedScores, judgement: Judgement) -> SettingInfo | None:
 def clusters_to_confirm(options: StatsOptions) -> int:
     """Clusters that a half needs before it could call anything equivalent, even if every pair tied.
 
-    From the plus-two interval of ``n`` ties: standard error sqrt(2 / ((n + 1)(n + 2))), n + 1 degrees of
-    freedom.
+    From the plus-two interval of ``n`` ties (standard error sqrt(2 / ((n + 1)(n + 2))), n + 1 degrees of
+    freedom), and from the chance (1 - margin)**n that ties hide a drop of the margin.
     """
     n = 1
-    while stats.t.sf(options.margin * math.sqrt((n + 1) * (n + 2) / 2), n + 1) >= options.alpha:
+    while (
+        stats.t.sf(options.margin * math.sqrt((n + 1) * (n + 2) / 2), n + 1) >= options.alpha
+        or (1 - options.margin) ** n >= options.alpha
+    ):
         n += 1
     return n
 
 
-def confirm(paired: PairedScores, options: StatsOptions, chance: float) -> tuple[dict | None, str | None]:
+def confirm(
+    paired: PairedScores, options: StatsOptions, chance: float, look: Look | None = None
+) -> tuple[dict | None, str | None]:
     """Choose on a seeded half of each task's clusters, test that one setting on the other half.
 
     Returns the result and None, or None and the reason why there is no confirmation. The choice is made with
     every setting tested at ``alpha`` by itself; what protects from a lucky choice is the second half, on which
     only the chosen setting is tested, at ``alpha``. Whether a loss could have been seen is judged on the first.
+    At a ``look`` of a sequential run the test is one over all looks.
     """
     first, second = _halves(paired.tasks, options.seed)
-    need = clusters_to_confirm(options)
+    need = clusters_to_confirm(options if look is None else replace(options, alpha=look.level(options.alpha)))
     if len(second) < need:
         return None, (
             f"too few examples to choose on one half and test on the other: {len(paired.tasks)} clusters, "
@@ -77,8 +85,10 @@ def confirm(paired: PairedScores, options: StatsOptions, chance: float) -> tuple
     if np.isnan(differences).all():
         return None, f"{chosen.name} has no examples in the half used for testing"
     m = moments(differences, rest.references["score"][:, column], rest.tasks, options.average)
-    p = float(max(p_above(m, -options.margin)[0], p_below(m, options.margin)[0]))
-    low, high = guarded_interval(m, options.confidence)
+    p = float(over_all_looks(p_within(m, options, look), look)[0])
+    low, high = guarded_interval(
+        m, options.confidence if look is None else look.confidence(options.confidence)
+    )
     result = {
         "setting": chosen.name,
         "clusters_to_choose": len(first),

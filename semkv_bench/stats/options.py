@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 from semkv_bench.errors import UsageError
 
@@ -19,7 +20,8 @@ class StatsOptions:
     examples alike). ``confidence`` is the level of ``diff_ci``, ``score_ci`` and ``bootstrap_ci``; the two
     one-sided tests correspond to the interval of level ``1 - 2 * alpha``, shown as ``equivalence_ci``.
     ``unpaired`` says what happens to rows that have no partner under ``full``: "error" or "drop" (counted
-    in the report).
+    in the report). ``looks`` are sample sizes, in planned examples, at which a sweep looks at its records and
+    stops when everything that matters is decided; None looks once, at the end.
 
     Raises UsageError for a value that makes no sense.
     """
@@ -31,6 +33,7 @@ class StatsOptions:
     seed: int = 0
     confidence: float = 0.95
     unpaired: str = "error"
+    looks: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         _number("margin", self.margin, 0.0, 1.0)
@@ -40,6 +43,7 @@ class StatsOptions:
         _whole("seed", self.seed, 0)
         _choice("average", self.average, ("macro", "micro"))
         _choice("unpaired", self.unpaired, ("error", "drop"))
+        object.__setattr__(self, "looks", _sizes(self.looks))
 
 
 def _number(name: str, value: object, low: float, high: float) -> None:
@@ -53,6 +57,19 @@ def _number(name: str, value: object, low: float, high: float) -> None:
 def _whole(name: str, value: object, least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise UsageError(f"stats.{name} must be a whole number of at least {least}, got {value!r}")
+
+
+def _sizes(looks: object) -> tuple[int, ...] | None:
+    if looks is None:
+        return None
+    whole = isinstance(looks, (list, tuple)) and all(
+        isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in looks
+    )
+    if not whole or not looks or any(a >= b for a, b in pairwise(looks)):
+        raise UsageError(
+            f"stats.looks must be a list of growing numbers of examples, for example [40,80,120], got {looks!r}"
+        )
+    return tuple(looks)
 
 
 def _choice(name: str, value: object, choices: tuple[str, ...]) -> None:

@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 from planted_records import by_setting, planted, records
 from scipy import stats
+from statsmodels.stats.multitest import multipletests
 
 from semkv_bench.stats import StatsOptions, analyze, exact_mcnemar
 from semkv_bench.stats.equivalence import holm
@@ -17,6 +18,12 @@ def test_holm_by_hand():
     assert holm([0.03, 0.01, 0.04, 0.02]).tolist() == pytest.approx([0.06, 0.04, 0.06, 0.06])
     assert holm([0.6, 0.7]).tolist() == [1.0, 1.0]
     assert holm([]).tolist() == []
+
+
+def test_holm_equals_statsmodels():
+    p = np.random.default_rng(0).random(9) ** 4
+    p[3] = p[5]
+    assert (holm(p) == multipletests(p, method="holm")[1]).all()
 
 
 def test_exact_mcnemar_by_hand():
@@ -121,8 +128,31 @@ def test_repeat_of_the_reference_is_the_noise_floor(quick):
 
 
 def test_clusters_to_confirm_is_where_ties_can_pass():
-    n = clusters_to_confirm(StatsOptions())
-    assert n == 77
-    for size, passes in ((n - 1, False), (n, True)):
-        p = stats.t.sf(0.03 / np.sqrt(2 / ((size + 1) * (size + 2))), size + 1)
-        assert (p < 0.05) is np.bool_(passes)
+    # 0.97^98 = 0.0505, 0.97^99 = 0.0490
+    assert clusters_to_confirm(StatsOptions()) == 99
+    assert 0.97**99 < 0.05 < 0.97**98
+
+
+@pytest.mark.parametrize(("ties", "verdict"), [(98, "inconclusive"), (99, "equivalent")])
+def test_ties_must_be_many_enough_to_have_shown_a_drop(ties, verdict):
+    full = np.ones(ties)
+    row = by_setting(
+        analyze(records({"full": full, "L8": full, "L2": 0 * full}), StatsOptions(resamples=100))
+    )
+    assert row["L8"]["verdict"] == verdict
+    if verdict == "inconclusive":
+        assert row["L8"]["p_equivalence_raw"] == pytest.approx(0.97**98)
+
+
+def test_the_size_for_a_power_of_80_percent():
+    rng = np.random.default_rng(1)
+    full = np.ones(60)
+    near = np.where(rng.random(60) < 0.3, 0.97, 1.0)
+    near[0] = 0.5
+    rows = by_setting(
+        analyze(records({"full": full, "L8": near, "L4": full, "L2": 0 * full}), StatsOptions(resamples=100))
+    )
+    assert rows["L8"]["n_needed_80"] > rows["L8"]["n_needed"] > 60
+    # ties scatter by nothing, so the size that suffices suffices always
+    assert rows["L4"]["n_needed_80"] == rows["L4"]["n_needed"]
+    assert rows["L2"]["n_needed_80"] is rows["full"]["n_needed_80"] is None
