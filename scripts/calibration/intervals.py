@@ -1,0 +1,108 @@
+"""How often intervals hold the truth and tests err: by simulation, and exactly for whole losses."""
+
+import numpy as np
+from scipy import stats
+
+from calibration.shapes import Shape
+from semkv_bench.stats import StatsOptions
+from semkv_bench.stats.bootstrap import percentile_interval, resample_means
+from semkv_bench.stats.equivalence import p_within
+from semkv_bench.stats.guarded import Moments, guarded_interval, moments, p_below
+
+__all__ = ["coverage_cell", "exact_rates", "family_rate"]
+
+CONFIDENCE, ALPHA = 0.95, 0.05
+_BOOTSTRAPPED = 1000  # repetitions and resamples of the percentile interval, which is only shown beside
+
+
+def coverage_cell(shape: Shape, clusters: int, mean: float, reps: int, rng: np.random.Generator) -> dict:
+    """One shape at one size: how often each interval holds the truth, and how often tests err at the margin."""
+    tasks = shape.codes(clusters)
+    full, setting = shape.draw(rng, (clusters, reps))
+    difference = setting - full
+    m = moments(difference, full, tasks, "macro")
+    low, high = guarded_interval(m, CONFIDENCE)
+    resampled = resample_means(difference[:, :_BOOTSTRAPPED], tasks, "macro", _BOOTSTRAPPED, 0)
+    half = stats.t.isf((1 - CONFIDENCE) / 2, m.df) * np.sqrt(m.variance / m.n_eff)
+    two = _plus_two(m.n_eff, m.mean, m.variance)
+    cell = {
+        "shape": shape.name,
+        "clusters": clusters,
+        "differing": float((np.abs(difference) > 1e-12).sum(axis=0).mean()),
+        "true_difference": mean,
+        "coverage": _covers((low, high), mean),
+        "misses_below": float((low > mean).mean()),
+        "misses_above": float((high < mean).mean()),
+        "width": float((high - low).mean()),
+        "student_t": _covers((m.mean - half, m.mean + half), mean),
+        "plus_two": _covers(two, mean),
+        "plus_two_width": float((two[1] - two[0]).mean()),
+        "percentile": _covers(percentile_interval(resampled, CONFIDENCE), mean),
+    }
+    if mean < 0:  # the margin is put where the truth is, so both verdicts are errors
+        options = StatsOptions(margin=-mean, alpha=ALPHA)
+        cell["false_equivalent"] = float((p_within(m, options) < ALPHA).mean())
+        cell["false_degraded"] = float((p_below(m, mean) < ALPHA).mean())
+    return cell
+
+
+def _covers(bounds: tuple[np.ndarray, np.ndarray], mean: float) -> float:
+    return float(((bounds[0] <= mean) & (mean <= bounds[1])).mean())
+
+
+def _plus_two(n: np.ndarray, mean: np.ndarray, variance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Interval with one pair at -1 and one at +1 added, as they stand."""
+    center = n * mean / (n + 2)
+    square = (n - 1) * variance + n * (mean - center) ** 2 + (1 + center) ** 2 + (1 - center) ** 2
+    half = stats.t.isf((1 - CONFIDENCE) / 2, n + 1) * np.sqrt(square / ((n + 1) * (n + 2)))
+    return center - half, center + half
+
+
+def exact_rates(margin: float, clusters: int, alpha: float = ALPHA) -> dict:
+    """Error rates where a share ``margin`` of the examples loses everything: no simulation, all outcomes summed."""
+    most = min(clusters, int(4 * clusters * margin + 30))
+    m = _whole_losses(clusters, np.arange(most + 1))
+    weight = stats.binom.pmf(np.arange(most + 1), clusters, margin)
+    equivalent = p_within(m, StatsOptions(margin=margin, alpha=alpha)) < alpha
+    degraded = p_below(m, -margin) < alpha
+    return {
+        "margin": margin,
+        "clusters": clusters,
+        "alpha": alpha,
+        "false_equivalent": float(weight @ equivalent),
+        "false_degraded": float(weight @ degraded + stats.binom.sf(most, clusters, margin)),
+    }
+
+
+def family_rate(margin: float, clusters: int, settings: int) -> dict:
+    """Chance that Holm lets at least one of ``settings`` pass, all of them independent and at the margin."""
+    options = StatsOptions(margin=margin, alpha=ALPHA)
+    most = min(clusters, int(4 * clusters * margin + 30))
+    p = p_within(_whole_losses(clusters, np.arange(most + 1)), options)
+    weight = stats.binom.pmf(np.arange(most + 1), clusters, margin)
+    alone = float(weight @ (p * settings < ALPHA))
+    return {
+        "margin": margin,
+        "clusters": clusters,
+        "settings": settings,
+        "any_false_equivalent": 1 - (1 - alone) ** settings,
+    }
+
+
+def _whole_losses(clusters: int, lost: np.ndarray) -> Moments:
+    """Moments of one task's samples in which ``lost`` of the pairs are -1 and the rest ties; all scores at stake."""
+    n, k = float(clusters), lost.astype(float)
+    mean = -k / n
+    third = k * (-1 - mean) ** 3 + (n - k) * (-mean) ** 3
+    same = np.ones_like(k)
+    return Moments(
+        clusters=n * same,
+        n_eff=n * same,
+        df=(n - 1) * same,
+        mean=mean,
+        variance=(k - n * mean**2) / (n - 1),
+        third=third / ((n - 1) * (n - 2) / n),
+        differing=k,
+        spread=(k > 0).astype(float),
+        stake=same,
+    )

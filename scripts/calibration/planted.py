@@ -1,0 +1,139 @@
+"""Records with a planted cliff, many sets at once: is it found, and how soon."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from semkv_bench.stats import StatsOptions
+from semkv_bench.stats.cliff import locate
+from semkv_bench.stats.equivalence import over_all_looks, p_within
+from semkv_bench.stats.guarded import moments, p_below
+from semkv_bench.stats.spending import Look
+
+__all__ = ["LEVELS", "CliffCell", "PlantedSets", "cliff_cell", "plant", "planted_name", "states_of"]
+
+LEVELS = (16, 8, 6, 5, 4, 3, 2)
+TASKS = 3
+_AT_ONCE = 500
+_NAMES = ("degraded", "open", "holds")
+
+
+@dataclass(frozen=True)
+class PlantedSets:
+    """Scores of ``full`` [N, R] and of the settings [S, N, R], from many levels to few; tasks [N]."""
+
+    full: np.ndarray
+    settings: np.ndarray
+    tasks: np.ndarray
+
+
+def plant(score: str, clusters: int, edge: int | None, reps: int, rng: np.random.Generator) -> PlantedSets:
+    """Sets of three tasks: no drop above the cliff; 15, 30, 50, ... % of the answers lost below it.
+
+    ``edge`` is the place in ``LEVELS`` of the last setting that holds; None: all hold.
+    """
+    shape = (clusters, reps)
+    if score == "zero_one":
+        full = (rng.random(shape) < 0.7).astype(float)
+    else:
+        u = rng.random(shape)
+        full = np.where(u < 0.25, 0.0, np.where(u < 0.6, 1.0, rng.beta(2, 2, shape)))
+    settings = []
+    for place in range(len(LEVELS)):
+        below = 0 if edge is None else max(0, place - edge)
+        lost = (0.0, 0.15, 0.3, 0.5, 0.7, 0.9, 0.95)[below]
+        near = full
+        if score != "zero_one":
+            moved = rng.random(shape) < 0.2
+            near = np.where(moved, np.clip(full + 0.1 * rng.standard_normal(shape), 0, 1), full)
+        settings.append(np.where(rng.random(shape) < lost, 0.0, near))
+    return PlantedSets(full, np.stack(settings), np.arange(clusters) % TASKS)
+
+
+def states_of(
+    sets: PlantedSets, options: StatsOptions, clusters: int, look: Look | None = None
+) -> np.ndarray:
+    """Verdict codes [S, R] after the first ``clusters``: 0 degraded, 1 open, 2 holds; Holm over the settings.
+
+    At a ``look`` the p-values are those over all looks.
+    """
+    full, tasks = sets.full[:clusters], sets.tasks[:clusters]
+    within, below = [], []
+    for scores in sets.settings[:, :clusters]:
+        m = moments(scores - full, full, tasks, options.average)
+        within.append(over_all_looks(p_within(m, options, look), look))
+        below.append(over_all_looks(p_below(m, -options.margin), look))
+    holds = holm_columns(np.array(within)) < options.alpha
+    falls = holm_columns(np.array(below)) < options.alpha
+    return np.where(holds, 2, np.where(falls, 0, 1))
+
+
+def holm_columns(p: np.ndarray) -> np.ndarray:
+    """Holm-adjusted p-values of every column of ``p`` [S, R]."""
+    order = np.argsort(p, axis=0, kind="stable")
+    ranked = np.take_along_axis(p, order, axis=0) * np.arange(len(p), 0, -1)[:, None]
+    ranked = np.minimum(np.maximum.accumulate(ranked, axis=0), 1.0)
+    out = np.empty_like(p)
+    np.put_along_axis(out, order, ranked, axis=0)
+    return out
+
+
+@dataclass
+class CliffCell:
+    """How often the cliff of planted sets was found, in counts of ``reps``."""
+
+    score: str
+    clusters: int
+    planted: str
+    reps: int = 0
+    right: int = 0
+    wider: int = 0
+    wrong: int = 0
+    undetermined: int = 0
+    false_equivalent: int = 0
+    false_degraded: int = 0
+
+    def count(self, states: np.ndarray, edge: int | None) -> None:
+        """Add the outcomes of verdict codes [S, R].
+
+        Right: exactly the planted interval, or below the grid where none was planted. Wider: an interval
+        around it. False verdicts count sets with at least one wrong ``equivalent``, or ``degraded``.
+        """
+        falls = len(LEVELS) if edge is None else edge + 1
+        self.reps += states.shape[1]
+        self.false_equivalent += int((states[falls:] == 2).any(axis=0).sum())
+        self.false_degraded += int((states[:falls] == 0).any(axis=0).sum())
+        patterns, counts = np.unique(states.T, axis=0, return_counts=True)
+        for pattern, number in zip(patterns, counts, strict=True):
+            # locate() runs from few bits to many
+            outcome = self._outcome(locate([_NAMES[code] for code in pattern[::-1]]), edge)
+            setattr(self, outcome, getattr(self, outcome) + int(number))
+
+    @staticmethod
+    def _outcome(found: tuple[str, int | None, int | None], edge: int | None) -> str:
+        status, low, high = found
+        if status == "undetermined":
+            return "undetermined"
+        if edge is None:
+            return "right" if status == "below_grid" else "wrong"
+        upper = len(LEVELS) - 1 - edge
+        if status != "located":
+            return "wrong"
+        if (low, high) == (upper - 1, upper):
+            return "right"
+        return "wider" if low <= upper - 1 and high >= upper else "wrong"
+
+
+def planted_name(edge: int | None) -> str:
+    """The planted interval in words."""
+    return "none" if edge is None else f"({LEVELS[edge + 1]}, {LEVELS[edge]}] levels"
+
+
+def cliff_cell(score: str, clusters: int, edge: int | None, reps: int, rng: np.random.Generator) -> CliffCell:
+    """Plant a cliff below ``LEVELS[edge]`` (None: no cliff) in ``reps`` sets and look for it."""
+    cell = CliffCell(score, clusters, planted_name(edge))
+    options = StatsOptions()
+    for number in [_AT_ONCE] * (reps // _AT_ONCE) + [reps % _AT_ONCE] * (reps % _AT_ONCE > 0):
+        sets = plant(score, clusters, edge, number, rng)
+        cell.count(states_of(sets, options, clusters), edge)
+    return cell

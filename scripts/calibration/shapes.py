@@ -1,0 +1,144 @@
+"""Pairs of made-up benchmark scores: mostly zeros and ones, F1, ROUGE, ties, several seeds, several tasks."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+__all__ = ["SHAPES", "Shape", "truth"]
+
+Draw = Callable[[np.random.Generator, tuple[int, int]], tuple[np.ndarray, np.ndarray]]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How paired scores look: ``draw`` gives (full, setting) of a given shape; ``tasks`` how clusters split."""
+
+    name: str
+    about: str
+    draw: Draw
+    tasks: tuple[int, ...] = (1,)
+
+    def codes(self, clusters: int) -> np.ndarray:
+        """Task of each cluster; ``tasks`` are the relative sizes, every task gets at least one cluster."""
+        ends = np.round(np.cumsum(self.tasks) / sum(self.tasks) * clusters).astype(int)
+        return np.searchsorted(ends, np.arange(clusters), side="right")
+
+
+def zero_one(loss: float, gain: float = 0.0, accuracy: float = 0.6) -> Draw:
+    """Right or wrong; ``loss`` and ``gain`` are shares of all pairs."""
+
+    def draw(rng, shape):
+        full = (rng.random(shape) < accuracy).astype(float)
+        u = rng.random(shape)
+        lost, won = (full == 1) & (u < loss / accuracy), (full == 0) & (u < gain / (1 - accuracy))
+        return full, np.where(lost, 0.0, np.where(won, 1.0, full))
+
+    return draw
+
+
+def f1(change: float, loss: float) -> Draw:
+    """F1 against short answers: many 0 and 1, some between; some answers reworded, some lost."""
+
+    def draw(rng, shape):
+        u = rng.random(shape)
+        full = np.where(u < 0.25, 0.0, np.where(u < 0.6, 1.0, rng.beta(2, 2, shape)))
+        v, w, up = rng.random(shape), rng.random(shape), rng.random(shape) < 0.5
+        reworded = np.where(up, full + (1 - full) * w * 0.25, full * (1 - w * 0.5))
+        return full, np.where(v < loss, 0.0, np.where(v < loss + change, reworded, full))
+
+    return draw
+
+
+def rouge(noise: float, loss: float) -> Draw:
+    """ROUGE-L of summaries: around 0.27, every pair differs a little, some summaries are lost."""
+
+    def draw(rng, shape):
+        full = rng.beta(6, 16, shape)
+        near = np.clip(full + noise * rng.standard_normal(shape), 0, 1)
+        return full, np.where(rng.random(shape) < loss, 0.0, near)
+
+    return draw
+
+
+def ties(rate: float) -> Draw:
+    """Nearly all pairs tie; four in five of the others lose part of the score, one gains part."""
+
+    def draw(rng, shape):
+        full, part = rng.beta(2, 1, shape), rng.random(shape)
+        differs, down = rng.random(shape) < rate, rng.random(shape) < 0.8
+        return full, np.where(differs, np.where(down, full * (1 - part), full + (1 - full) * part), full)
+
+    return draw
+
+
+def seeds(loss: float) -> Draw:
+    """Three seeds an example: whether the example is at risk is shared, whether it is lost is not."""
+
+    def draw(rng, shape):
+        full = (rng.random(shape) < 0.6).astype(float)
+        at_risk = rng.random(shape) < 2 * loss / 0.6
+        lost = (rng.random((3, *shape)) < 0.5).mean(axis=0)
+        return full, full * (1 - at_risk * lost)
+
+    return draw
+
+
+def seeds_f1(loss: float) -> Draw:
+    """Three seeds an example, F1: each seed's answer is reworded or lost on its own, the score is their mean."""
+
+    def draw(rng, shape):
+        one = f1(0.3, loss)
+        full, _ = one(rng, shape)
+        v = rng.random((3, *shape))
+        w, up = rng.random((3, *shape)), rng.random((3, *shape)) < 0.5
+        reworded = np.where(up, full + (1 - full) * w * 0.25, full * (1 - w * 0.5))
+        return full, np.where(v < loss, 0.0, np.where(v < loss + 0.3, reworded, full)).mean(axis=0)
+
+    return draw
+
+
+def seeds_f1_shared(loss: float) -> Draw:
+    """Three seeds an example, F1: an example is lost by all seeds or by none, rewording is each seed's own."""
+
+    def draw(rng, shape):
+        full, reworded = seeds_f1(0.0)(rng, shape)
+        return full, np.where(rng.random(shape) < loss, 0.0, reworded)
+
+    return draw
+
+
+SHAPES = (
+    Shape("zero_one_2", "0/1, 2 % of pairs lose the whole score", zero_one(0.02)),
+    Shape("zero_one_3", "0/1, 3 % of pairs lose the whole score", zero_one(0.03)),
+    Shape("zero_one_5", "0/1, 5 % of pairs lose the whole score", zero_one(0.05)),
+    Shape("zero_one_10", "0/1, 10 % of pairs lose the whole score", zero_one(0.10)),
+    Shape("zero_one_both", "0/1, 10 % lose, 5 % gain", zero_one(0.10, 0.05)),
+    Shape("zero_one_many", "0/1, 30 % lose, 5 % gain", zero_one(0.30, 0.05)),
+    Shape("f1_reworded", "F1, 30 % reworded, none lost", f1(0.3, 0.0)),
+    Shape("f1_lost_5", "F1, 30 % reworded, 5 % lost", f1(0.3, 0.05)),
+    Shape("f1_lost_10", "F1, 30 % reworded, 10 % lost", f1(0.3, 0.10)),
+    Shape("rouge_noise", "ROUGE, all differ by 0.05, none lost", rouge(0.05, 0.0)),
+    Shape("rouge_lost_5", "ROUGE, all differ by 0.05, 5 % lost", rouge(0.05, 0.05)),
+    Shape("rouge_lost_10", "ROUGE, all differ by 0.10, 10 % lost", rouge(0.10, 0.10)),
+    Shape("ties_2", "2 % of pairs differ in part of the score", ties(0.02)),
+    Shape("ties_5", "5 % of pairs differ in part of the score", ties(0.05)),
+    Shape("seeds_5", "three seeds an example, 5 % lost, shared risk", seeds(0.05)),
+    Shape("seeds_f1_5", "three seeds an example, F1, 5 % lost by each seed alone", seeds_f1(0.05)),
+    Shape("macro_3", "3 tasks, 0/1, 10 % lose", zero_one(0.10), (1,) * 3),
+    Shape("macro_10", "10 tasks, F1, 5 % lost", f1(0.3, 0.05), (1,) * 10),
+    Shape("macro_21", "21 tasks, 0/1, 5 % lose", zero_one(0.05), (1,) * 21),
+    Shape("macro_21_f1", "21 tasks, F1, 5 % lost", f1(0.3, 0.05), (1,) * 21),
+    Shape(
+        "macro_unequal", "6 tasks of sizes 1:1:2:2:4:4, 0/1, 10 % lose", zero_one(0.10), (1, 1, 2, 2, 4, 4)
+    ),
+    Shape("seeds_f1_shared", "three seeds an example, F1, 5 % lost by all seeds", seeds_f1_shared(0.05)),
+)
+
+
+@cache
+def truth(shape: Shape) -> float:
+    """Mean difference, from four million pairs."""
+    full, setting = shape.draw(np.random.default_rng(12345), (4_000_000, 1))
+    return float((setting - full).mean())

@@ -1,0 +1,159 @@
+"""Markdown of the calibration's numbers."""
+
+from calibration.planted import CliffCell
+
+__all__ = [
+    "cliff_table",
+    "coverage_table",
+    "exact_table",
+    "family_table",
+    "markdown",
+    "power_table",
+    "summary",
+]
+
+
+def markdown(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """A table of ready texts."""
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+def coverage_table(cells: list[dict]) -> str:
+    """Coverage and error rates, one row a shape and size."""
+    head = ("shape", "n", "differ", "guarded (low, high)", "width", "plus-two", "t", "percentile")
+    head += ("false equivalent", "false degraded")
+    rows = [
+        (
+            c["shape"],
+            str(c["clusters"]),
+            f"{c['differing']:.1f}",
+            f"{c['coverage']:.3f} ({c['misses_below']:.3f}, {c['misses_above']:.3f})",
+            f"{c['width']:.3f}",
+            f"{c['plus_two']:.3f} ({c['plus_two_width']:.3f})",
+            f"{c['student_t']:.3f}",
+            f"{c['percentile']:.3f}",
+            _share(c.get("false_equivalent")),
+            _share(c.get("false_degraded")),
+        )
+        for c in cells
+    ]
+    return markdown(head, rows)
+
+
+def exact_table(cells: list[dict]) -> str:
+    """For every margin, the worst size."""
+    rows = []
+    for margin in sorted({c["margin"] for c in cells}):
+        mine = [c for c in cells if c["margin"] == margin]
+        equivalent = max(mine, key=lambda c: c["false_equivalent"])
+        degraded = max(mine, key=lambda c: c["false_degraded"])
+        rows.append(
+            (
+                f"{margin:g}",
+                f"{equivalent['false_equivalent']:.4f} (n = {equivalent['clusters']})",
+                f"{degraded['false_degraded']:.4f} (n = {degraded['clusters']})",
+            )
+        )
+    return markdown(("margin = share lost", "worst false equivalent", "worst false degraded"), rows)
+
+
+def family_table(cells: list[dict]) -> str:
+    """Rate of at least one false ``equivalent`` among several settings at the margin."""
+    rows = []
+    for settings in sorted({c["settings"] for c in cells}):
+        mine = [c for c in cells if c["settings"] == settings]
+        worst = max(mine, key=lambda c: c["any_false_equivalent"])
+        sizes = [c for c in mine if c["clusters"] in (150, 200, 300, 600, 900)]
+        rows.append(
+            (
+                str(settings),
+                f"{worst['any_false_equivalent']:.3f} (n = {worst['clusters']})",
+                *(f"{c['any_false_equivalent']:.3f}" for c in sizes),
+            )
+        )
+    return markdown(("settings", "worst", "n = 150", "200", "300", "600", "900"), rows)
+
+
+def cliff_table(cells: list[CliffCell]) -> str:
+    """Planted cliffs, in shares of the repetitions."""
+    names = ("right", "wider", "wrong", "undetermined", "false_equivalent", "false_degraded")
+    head = ("score", "n", "planted", *(name.replace("_", " ") for name in names))
+    rows = [
+        (c.score, str(c.clusters), c.planted, *(f"{getattr(c, name) / c.reps:.3f}" for name in names))
+        for c in cells
+    ]
+    return markdown(head, rows)
+
+
+def power_table(cases: list[dict]) -> str:
+    """Sizes named for even odds and for a power of 80 percent, with the power measured there."""
+    rows = []
+    for case in cases:
+        sizes = []
+        for name in ("even_odds", "power_80"):
+            size, measured = case[name], case[f"{name}_measured"]
+            sizes += [str(size) if size else "none", _share(measured)]
+        pilots = ", ".join("none" if q is None else f"{q:.0f}" for q in case["pilot_quartiles"])
+        rows.append((case["about"], case["verdict"], f"{case['difference']:+.4f}", *sizes, pilots))
+    head = ("scores", "verdict", "true difference", "n_needed", "power there", "n_needed_80", "power there")
+    return markdown((*head, "n_needed_80 of 60 examples (quartiles)"), rows)
+
+
+def single_table(cells: list[dict]) -> str:
+    """For every plan of looks, the worst error rate of one test over all looks."""
+    rows = []
+    for looks in dict.fromkeys(tuple(c["looks"]) for c in cells):
+        mine = [c for c in cells if tuple(c["looks"]) == looks]
+        row = [", ".join(map(str, looks))]
+        for field in ("false_equivalent", "false_degraded"):
+            worst = max(mine, key=lambda c: c[field])
+            mean = sum(c[field] for c in mine) / len(mine)
+            row.append(f"{mean:.3f}; worst {worst[field]:.3f} ({worst['shape']})")
+        rows.append(tuple(row))
+    return markdown(("looks", "false equivalent: mean", "false degraded: mean"), rows)
+
+
+def saving_table(cells: list[dict]) -> str:
+    """What stopping early saves and costs, mean over the planted cliffs of a plan."""
+    rows = []
+    for score, looks in dict.fromkeys((c["score"], tuple(c["looks"])) for c in cells):
+        mine = [c for c in cells if (c["score"], tuple(c["looks"])) == (score, looks)]
+
+        def mean(field: str, mine: list[dict] = mine) -> str:
+            return f"{sum(c[field] for c in mine) / len(mine):.3f}"
+
+        names = ("saved", "stopped_early", "right", "right_fixed", "wrong")
+        worst = [f"{max(c[name] for c in mine):.3f}" for name in ("false_equivalent", "false_degraded")]
+        rows.append((score, ", ".join(map(str, looks)), *(mean(name) for name in names), *worst))
+    head = ("score", "looks", "examples saved", "ended early", "right", "right with one look", "wrong")
+    return markdown((*head, "worst false equivalent", "worst false degraded"), rows)
+
+
+def summary(cells: list[dict], exact: list[dict]) -> list[str]:
+    """The worst figures, one line each."""
+    from_50 = [c for c in cells if c["clusters"] >= 50]
+    many = [c for c in from_50 if c["differing"] >= 20]
+    tested = [c for c in cells if "false_equivalent" in c]
+
+    def named(cell: dict, field: str) -> str:
+        return f"{cell[field]:.3f} ({cell['shape']}, n = {cell['clusters']})"
+
+    def exactly(field: str) -> str:
+        cell = max(exact, key=lambda c: c[field])
+        return f"{cell[field]:.4f} (margin {cell['margin']:g}, n = {cell['clusters']})"
+
+    lines = [f"lowest coverage from n = 50: {named(min(from_50, key=lambda c: c['coverage']), 'coverage')}"]
+    if many:
+        highest = max(many, key=lambda c: c["coverage"])
+        lines.append(f"highest coverage where 20 or more pairs differ: {named(highest, 'coverage')}")
+    for field in ("false_equivalent", "false_degraded"):
+        words = field.replace("_", " ")
+        worst = max(tested, key=lambda c: c[field])
+        lines.append(f"most {words} at the margin (alpha 0.05), simulated: {named(worst, field)}")
+        lines.append(f"most {words} at the margin, whole losses, exact: {exactly(field)}")
+    return lines
