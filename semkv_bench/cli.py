@@ -112,7 +112,7 @@ def sweep_once(config: "DictConfig", worker: int | None = None) -> None:
     with _own_gpu(config, turn):
         folder = _run_plan(make_plan(config), config, plain=worker is not None)
     planned = folder.protocol["examples"]["count"]
-    missing = planned - folder.recorded
+    missing = 0 if folder.complete else planned - folder.recorded
     if missing > 0:
         _out.print(f"{missing} of the run's {planned} examples are left to other shards", highlight=False)
     if missing <= 0 or worker is None:
@@ -153,6 +153,10 @@ def _run_plan(plan: "Plan", config: "DictConfig", plain: bool = False, out: Cons
     what = "examples" if plan.shard is None else f"shard {plan.shard}: examples"
     ran = run_sweep(plan, folder, partial(track, what=what, console=console), plan.source.load)
     out.print("nothing left to run" if not ran else f"ran {ran} examples", highlight=False)
+    if plan.stages:
+        from semkv_bench.looks import progress_words
+
+        out.print(progress_words(folder), highlight=False, soft_wrap=True)
     return folder
 
 

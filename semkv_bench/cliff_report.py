@@ -13,6 +13,7 @@ from rich.console import Console
 from semkv_bench import report
 from semkv_bench.errors import MissingError, UsageError
 from semkv_bench.foreign import read_records
+from semkv_bench.looks import Standing, last_look
 from semkv_bench.plan import stats_options
 from semkv_bench.records import read_run, read_sessions
 from semkv_bench.stats import StatsOptions, analyze
@@ -29,6 +30,7 @@ class _Source:
     chance: dict[str, float]
     context: dict[str, Any]
     out: Path
+    standing: Standing | None = None
 
 
 def make_report(config: DictConfig, changed: Collection[str], console: Console) -> Path:
@@ -51,7 +53,12 @@ def run_report(path: Path, console: Console) -> tuple[dict[str, Any], Path]:
 
 
 def _write_and_show(source: _Source, console: Console) -> dict[str, Any]:
-    result = analyze(source.frame, source.options, chance=source.chance, preregistered=source.preregistered)
+    look = None if source.standing is None else source.standing.look
+    result = analyze(
+        source.frame, source.options, chance=source.chance, preregistered=source.preregistered, look=look
+    )
+    if source.standing is not None:
+        result["sequential"] |= source.standing.facts
     if "protocol" in source.context:
         result["batching"] = _batching_noise(source.frame)
     written = report.write(result, source.frame, source.context, source.out)
@@ -74,6 +81,10 @@ def _own(config: DictConfig, changed: Collection[str]) -> _Source:
 def _of_run(path: Path, given: dict[str, Any]) -> _Source:
     """A run folder; ``given`` are statistics options that replace those of its protocol."""
     frame, protocol = read_run(path)
+    if "looks" in given:
+        raise UsageError("stats.looks is fixed by sweep, before the first record; leave it out")
+    standing = last_look(path, frame, protocol)
+    frame = frame if standing is None else standing.frame
     fixed = StatsOptions(**protocol["stats"])
     options = replace(fixed, **given)
     context = {
@@ -83,13 +94,15 @@ def _of_run(path: Path, given: dict[str, Any]) -> _Source:
         "environment": _environment(read_sessions(path)),
         "prompts": protocol["prompts"],
         "seeds": protocol["seeds"],
-        "planned_examples": protocol["examples"]["count"],
+        "planned_examples": protocol["examples"]["count"] if standing is None else standing.complete_at,
     }
     as_fixed = all(getattr(options, name) == getattr(fixed, name) for name in ("margin", "alpha", "average"))
-    return _Source(frame, options, as_fixed, protocol["chance"], context, path)
+    return _Source(frame, options, as_fixed, protocol["chance"], context, path, standing)
 
 
 def _foreign(config: DictConfig) -> _Source:
+    if config.stats.looks is not None:
+        raise UsageError("stats.looks plans a sweep; scores from elsewhere are looked at once")
     path = Path(config.records).expanduser()
     frame = read_records(path, model=config.records_model)
     out = path.with_name(f"{path.stem}-report") if config.out is None else Path(config.out).expanduser()

@@ -47,6 +47,7 @@ class _Stats:
     seed: int = MISSING
     confidence: float = MISSING
     unpaired: str = MISSING
+    looks: list[int] | None = None
 
 
 @dataclass

@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from semkv_bench.config import build
 from semkv_bench.engine import EngineOptions
 from semkv_bench.errors import UsageError
+from semkv_bench.looks import Stage, arrange, described
 from semkv_bench.models import EmbeddedModel, ModelShape, PretrainedModel
 from semkv_bench.protocols import Protocol
 from semkv_bench.quantizers import Quantizer
@@ -49,6 +50,7 @@ class Plan:
     engine: EngineOptions
     protocol: dict[str, Any]
     shard: Shard | None = None
+    stages: tuple[Stage, ...] = ()
 
     @property
     def share(self) -> tuple[Example, ...]:
@@ -105,6 +107,7 @@ def make_plan(config: DictConfig, exclude: Collection[tuple[str, str]] = ()) -> 
     examples = [example for example in examples if (example.task, example.example_id) not in exclude]
     _check_lengths(examples, shape, runner.own_history)
     runner.check(settings, examples)
+    stages = arrange(examples, stats)
     protocol = {
         "model": source.name,
         "model_config": _decided(config, "model"),
@@ -125,9 +128,12 @@ def make_plan(config: DictConfig, exclude: Collection[tuple[str, str]] = ()) -> 
         "max_new_tokens": config.max_new_tokens,
         "examples": {"count": len(examples), "sha256": _digest(examples)},
         "engine": _decided(config, "engine"),
-        "stats": asdict(stats),
+        "stats": {name: value for name, value in asdict(stats).items() if name != "looks"},
     }
-    return Plan(source, shape, settings, task, tuple(examples), runner, engine, protocol, shard)
+    if stages:
+        protocol["stats"]["looks"] = list(stats.looks)
+        protocol["looks"] = described(stages)
+    return Plan(source, shape, settings, task, tuple(examples), runner, engine, protocol, shard, stages)
 
 
 def quantizers(config: DictConfig) -> tuple[Quantizer, Quantizer]:

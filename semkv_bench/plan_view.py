@@ -49,6 +49,9 @@ def show_plan(plan: Plan, memory: Memory, duration: Duration | None, console: Co
     protocol = f"protocol {plan.runner.name}: {plan.runner.stores}"
     for line in (protocol, f"{quantized}{own}; {tokens}", _memory_line(memory), _time_line(duration)):
         console.print(line, markup=False, highlight=False)
+    if plan.stages:
+        looks = ", ".join(str(stage.examples) for stage in plan.stages)
+        console.print(f"sequential: looks at {looks} examples; stops once all is decided", highlight=False)
 
 
 def plan_content(plan: Plan, memory: Memory, duration: Duration | None) -> dict[str, Any]:
@@ -66,6 +69,7 @@ def plan_content(plan: Plan, memory: Memory, duration: Duration | None) -> dict[
             for name in sorted({e.task for e in plan.examples})
         },
         "examples": len(plan.examples),
+        "looks": [stage.examples for stage in plan.stages],
         "shard": None if plan.shard is None else {"shard": str(plan.shard), "examples": len(plan.share)},
         "prompt_tokens": _prompt_tokens(plan.share),
         "answer_tokens_at_most": _answer_tokens(plan, plan.share),

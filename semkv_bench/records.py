@@ -15,7 +15,7 @@ import yaml
 
 from semkv_bench.errors import MissingError, SemkvError, UsageError
 
-__all__ = ["RunFolder", "protocol_hash", "read_run", "read_sessions"]
+__all__ = ["RunFolder", "protocol_hash", "read_looks", "read_run", "read_sessions", "write_looks"]
 
 T = TypeVar("T")
 
@@ -124,8 +124,13 @@ class RunFolder:
 
     @property
     def complete(self) -> bool:
-        """Are all planned examples recorded?"""
-        return self.recorded >= self.protocol["examples"]["count"]
+        """Are all planned examples recorded, or all up to the look that ended a sequential run?"""
+        return self.stopped_after is not None or self.recorded >= self.protocol["examples"]["count"]
+
+    @property
+    def stopped_after(self) -> int | None:
+        """Number of the look that ended a sequential run early, if one did."""
+        return next((look["look"] for look in read_looks(self.path) if look["stop"]), None)
 
     @property
     def recorded(self) -> int:
@@ -162,6 +167,22 @@ def read_sessions(path: Path) -> list[dict[str, Any]]:
     return (
         [session for session in sessions if isinstance(session, dict)] if isinstance(sessions, list) else []
     )
+
+
+def read_looks(path: Path) -> list[dict[str, Any]]:
+    """The looks that were taken of a sequential run, in order; empty where there are none or the file is damaged."""
+    try:
+        looks = json.loads((path / "looks.json").read_text())["looks"]
+        whole = [(look["look"], look["stop"], look["reason"]) for look in looks]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    return looks if [number for number, *_ in whole] == list(range(1, len(whole) + 1)) else []
+
+
+def write_looks(path: Path, looks: Sequence[Mapping[str, Any]]) -> None:
+    """Note the looks that were taken."""
+    with _explained(path):
+        _write_atomically(path / "looks.json", json.dumps({"looks": list(looks)}, indent=1) + "\n")
 
 
 def read_run(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:

@@ -16,6 +16,7 @@ from semkv_bench.config import to_yaml
 from semkv_bench.device import describe
 from semkv_bench.engine import Engine, Outcome, Request, Turn
 from semkv_bench.errors import SemkvError
+from semkv_bench.looks import in_order, settle, stage_number
 from semkv_bench.models import LoadedModel
 from semkv_bench.plan import Plan, prompt_hash
 from semkv_bench.records import RunFolder, protocol_hash
@@ -83,7 +84,7 @@ def run_sweep(
     folder.start()
     try:
         pending = [example for example in plan.share if _unit(example) not in folder.done]
-        if not pending:
+        if settle(plan.stages, folder) or not pending:
             return 0
         loaded = load()
         started = datetime.now(UTC)
@@ -93,7 +94,7 @@ def run_sweep(
         engine = Engine(loaded, plan.engine)
         noisy = _noise_sample(plan)
         began, ran, unread, records = time.monotonic(), 0, 0, []
-        for example in track(folder.share(sorted(pending, key=_unit)), len(pending)):
+        for example in track(in_order(plan.stages, folder, pending), len(pending)):
             folder.refresh()
             if _unit(example) in folder.done:
                 continue
@@ -134,8 +135,10 @@ def _same_answers(plan: Plan, example: Example, before: list[dict[str, Any]]) ->
 
 def _noise_sample(plan: Plan) -> set[tuple[str, str, int]]:
     """The examples, spread over the plan, on which ``full`` is decoded alone too."""
-    count = min(plan.engine.noise_examples, len(plan.examples))
-    ordered = sorted(plan.examples, key=_unit)
+    # Of a run that may end early, the examples that are sure to be run.
+    examples = [e for e in plan.examples if not plan.stages or _unit(e) in plan.stages[0].units]
+    count = min(plan.engine.noise_examples, len(examples))
+    ordered = sorted(examples, key=_unit)
     return {_unit(ordered[i * len(ordered) // count]) for i in range(count)}
 
 
@@ -157,6 +160,7 @@ def _answers(plan: Plan, engine: Engine, example: Example, alone: bool) -> list[
             "seed": example.seed,
             "turn": number,
             "turns": example.turns,
+            **({"look": stage_number(plan.stages, example)} if plan.stages else {}),
             "prompts": plan.task.prompt_source,
             "prompt_hash": prompt_hash(example),
             "truncated": example.truncated,

@@ -201,6 +201,8 @@ def incomplete(report: dict, context: dict) -> str:
 def remarks(report: dict) -> list[str]:
     """What a reader should know of the records: gaps, repeats, and the noise of full precision itself."""
     found = [f"{clean(warning)}." for warning in report.get("warnings") or []]
+    if report.get("sequential"):
+        found.append(_sequential(report))
     repeats = report.get("n_repeats_collapsed")
     if repeats:
         found.append(
@@ -220,6 +222,27 @@ def remarks(report: dict) -> list[str]:
             f"{signed_interval(row['diff_ci'])}: the noise of the measurement."
         )
     return found
+
+
+def _sequential(report: dict) -> str:
+    """At which look a sequential run stands or ended, why, and what its p-values allow for."""
+    run = report["sequential"]
+    look = run["look"] - 1
+    sizes = f"{count(run['examples'][look])} of {count(run['examples'][-1])} planned examples"
+    place = f"look {run['look']} of {run['looks']} ({sizes})"
+    if run.get("stopped"):
+        words = f"This sequential run stopped at {place}"
+    elif run.get("complete_looks") == 0:
+        words = f"This is a sequential run of which no look is complete yet ({sizes} are in it)"
+    else:
+        words = f"This is a sequential run at {place}"
+    if run.get("reason"):
+        words += f": {clean(run['reason'])}"
+    return (
+        f"{words}. Its looks were fixed before the first record; p-values and intervals hold over all of them. "
+        f"By this look {run['alpha_spent']:.2g} of alpha {report['alpha']:g} was spent, and a single test had to "
+        f"pass at {run['alpha_at_look']:.2g}."
+    )
 
 
 def _words(value: object) -> str:
