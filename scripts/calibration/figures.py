@@ -141,15 +141,15 @@ def _sequential(tests: list[dict], runs: list[dict]) -> plt.Figure:
     axes[0].set_title("one test, true drop at the margin, any look")
     axes[0].set_ylabel("error rate over all looks (alpha = 0.05)")
     axes[0].legend(frameon=False, fontsize=8)
-    kinds = list(dict.fromkeys((c["score"], tuple(c["looks"])) for c in runs))
+    kinds = list(dict.fromkeys((c["score"], tuple(c["looks"])) for c in runs))[::-1]
     for place, (score, looks) in enumerate(kinds):
         saved = [c["saved"] for c in runs if (c["score"], tuple(c["looks"])) == (score, looks)]
-        axes[1].bar(place, sum(saved) / len(saved), color=_INK if score == "zero_one" else "#7fa9c0")
-        axes[1].plot([place] * len(saved), saved, "o", color=_GRAY, ms=4)
+        axes[1].barh(place, sum(saved) / len(saved), color=_INK if score == "zero_one" else "#7fa9c0")
+        axes[1].plot(saved, [place] * len(saved), "o", color=_GRAY, ms=4)
     names = [
-        f"{'0/1' if score == 'zero_one' else 'F1'}\n{', '.join(map(str, looks))}" for score, looks in kinds
+        f"{'0/1' if score == 'zero_one' else 'F1'}: {', '.join(map(str, looks))}" for score, looks in kinds
     ]
-    axes[1].set_xticks(range(len(kinds)), names, fontsize=7, rotation=15)
-    axes[1].set_title("share of examples saved on planted cliffs (dots: each cliff)")
-    axes[1].set_ylim(0, 1)
+    axes[1].set_yticks(range(len(kinds)), names, fontsize=8)
+    axes[1].set_title("share of examples saved on planted cliffs (dots: each cliff)", fontsize=11)
+    axes[1].set_xlim(0, 1)
     return figure
