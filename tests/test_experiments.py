@@ -6,7 +6,7 @@ from semkv_bench.plan import planned_settings
 from semkv_bench.records import read_run
 
 EXPERIMENTS = choices("sweep")["experiment"]
-QUICK = ["task=synthetic", "task.length=300", "per_task=1", "seeds=[0]", "subset=null", "max_new_tokens=2"]
+QUICK = ["per_task=1", "seeds=[0]", "subset=null", "max_new_tokens=2"]
 
 
 def test_every_paper_experiment_has_a_small_twin():
@@ -18,14 +18,14 @@ def test_every_paper_experiment_has_a_small_twin():
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_experiment_runs(name, local_folder, tmp_path):
     model = ["model=custom", f"model.path={local_folder}"]
-    own = {
-        "generation": ["protocol.block=2", "max_new_tokens=6"],
+    task = {
+        "generation": ["task=longform", "protocol.block=2", "max_new_tokens=6"],
         "multiturn": ["task=synthetic_multiturn", "task.turns=2"],
-    }.get(name.rpartition("_")[2], [])
-    assert main(["sweep", f"experiment={name}", *model, *QUICK, *own, f"out={tmp_path}"]) == 0
+    }.get(name.rpartition("_")[2], ["task=synthetic", "task.length=300"])
+    assert main(["sweep", f"experiment={name}", *model, *QUICK, *task, f"out={tmp_path}"]) == 0
     frame, protocol = read_run(tmp_path)
     turns = 2 if name.endswith("multiturn") else 1
-    assert len(frame) == 2 * turns * len(protocol["settings"])
+    assert len(frame) == protocol["examples"]["count"] * turns * len(protocol["settings"]) > 0
 
 
 @pytest.mark.parametrize("name", [n for n in EXPERIMENTS if n.startswith("paper/")])

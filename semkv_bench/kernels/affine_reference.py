@@ -27,12 +27,23 @@ def affine_quantize(x: Tensor, levels: Tensor, group_size: int) -> tuple[Tensor,
     zero float16 [heads, tokens, groups], which all settings share. Raises NonFiniteError.
     """
     check_rows(x, levels)
-    rows = x.unflatten(-1, (-1, group_size)).float()
-    zero, span = _zero_and_span(rows)
-    top = _top(levels)
-    scale = to_float16(span / top)
-    codes = _code(_above_zero(rows, zero), scale.float(), top)
-    return codes.to(torch.uint8).flatten(-2), scale.squeeze(-1), zero.squeeze(-1)
+    heads, tokens, head_dim = x.shape
+    groups = head_dim // group_size
+    codes = x.new_empty(len(levels), heads, tokens, head_dim, dtype=torch.uint8)
+    scale = x.new_empty(len(levels), heads, tokens, groups, dtype=torch.float16)
+    zero = x.new_empty(heads, tokens, groups, dtype=torch.float16)
+
+    def code(here: slice) -> None:
+        rows = x[:, here].unflatten(-1, (-1, group_size)).float()
+        low, span = _zero_and_span(rows)
+        top = _top(levels if levels.shape[1] == 1 else levels[:, here])
+        step = to_float16(span / top)
+        found = _code(_above_zero(rows, low), step.float(), top)
+        codes[:, :, here].copy_(found.flatten(-2))
+        scale[:, :, here], zero[:, here] = step.squeeze(-1), low.squeeze(-1)
+
+    for_token_chunks(code, x)
+    return codes, scale, zero
 
 
 def affine_dequantize(codes: Tensor, scale: Tensor, zero: Tensor, dtype: torch.dtype) -> Tensor:

@@ -134,13 +134,15 @@ class Layouts:
         self, key: tuple, levels: Callable[[], Tensor], heads: int, head_dim: int, device: torch.device
     ) -> tuple[Tensor, PackedLayout]:
         """Levels int64 [tokens] that belong to ``key``, and their layout, both on ``device``."""
+        # Kept in one byte a token: where each layer ranks its own, all of them live until the call ends.
         if key not in self._found:
-            self._found[key] = (levels(),)
+            self._found[key] = (levels().to(torch.uint8),)
         local = (*key, heads, head_dim, device)
         if local not in self._found:
             found = self._found[key][0].to(device)
-            self._found[local] = (found, PackedLayout.build(found, heads, head_dim, self.block))
-        return self._found[local]
+            self._found[local] = (found, PackedLayout.build(found.long(), heads, head_dim, self.block))
+        found, layout = self._found[local]
+        return found.long(), layout
 
     def joined(self, first: PackedLayout, second: PackedLayout) -> PackedLayout:
         """Layout of the tokens of both."""
