@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.table import Table
 
-from semkv_bench.config import build, choices, compose_config, conf_dir
+from semkv_bench.config import build, choice_file, choices, compose_config
 from semkv_bench.errors import MissingError, UsageError
 from semkv_bench.models import EmbeddedModel, ModelShape, PretrainedModel
 from semkv_bench.storage import human_bytes
@@ -82,7 +82,7 @@ def catalog(overrides: Sequence[str] = ()) -> list[Entry]:
         return [describe_model(choice, compose_config("sweep", [f"model={choice}", *options]).model)]
     entries = []
     for choice in choices("sweep")["model"]:
-        node = OmegaConf.load(conf_dir() / "model" / f"{choice}.yaml")
+        node = OmegaConf.load(choice_file("model", choice))
         if not OmegaConf.missing_keys(node):
             entries.append(describe_model(choice, node))
     return entries

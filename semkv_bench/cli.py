@@ -82,10 +82,29 @@ def _run(command: str, arguments: list[str]) -> int:
     if command not in _COMMANDS:
         raise UsageError(f"there is no command {command!r}; choose from {', '.join(_COMMANDS)}")
     config_name, run = _COMMANDS[command]
-    if "-h" in arguments or "--help" in arguments:
-        _help(command, config_name)
-        return 0
-    return run(arguments)
+    from semkv_bench.extensions import joined
+
+    folders, arguments = _own_folders(arguments)
+    with joined(folders):
+        if "-h" in arguments or "--help" in arguments:
+            _help(command, config_name)
+            return 0
+        return run(arguments)
+
+
+def _own_folders(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """The folders that ``--conf DIR`` names, and the other arguments."""
+    folders, rest, left = [], [], iter(arguments)
+    for argument in left:
+        name, equals, folder = argument.partition("=")
+        if name != "--conf":
+            rest.append(argument)
+            continue
+        folder = folder if equals else next(left, "")
+        if not folder:
+            raise UsageError("--conf needs a folder: --conf DIR")
+        folders.append(folder)
+    return folders, rest
 
 
 def _sweep(arguments: list[str]) -> int:
@@ -310,6 +329,7 @@ def _help(command: str, config_name: str | None) -> None:
         lines += [
             "",
             "Keys inside a group: group.key=value, for example grid.levels=[8,6,5,4] or stats.margin=0.05",
+            "--conf DIR adds groups and classes of your own: DIR/quantizer/mine.yaml is the choice quantizer=mine",
         ]
     _out.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
 

@@ -17,15 +17,18 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 import semkv_bench
 from semkv_bench.errors import SemkvError, UsageError
+from semkv_bench.extensions import check_names, import_own, own_folders
 from semkv_bench.shard import Shard
 
 __all__ = [
     "build",
     "check_config",
     "check_sweeps",
+    "choice_file",
     "choices",
     "compose_config",
     "conf_dir",
+    "search_path",
     "to_yaml",
     "wrong_configuration",
 ]
@@ -139,6 +142,21 @@ def conf_dir() -> Path:
     raise SemkvError("the configuration files are missing from this installation; reinstall semkv-bench")
 
 
+def search_path() -> list[str]:
+    """The override that lets Hydra find choices in the user's own folders too; none where there are no such.
+
+    Raises:
+        MissingError: such a folder is not there.
+        UsageError: it holds a choice that the package has already.
+    """
+    folders = own_folders()
+    if not folders:
+        return []
+    check_names(conf_dir())
+    quoted = ["'file://" + str(folder).replace("'", r"\'") + "'" for folder in folders]
+    return [f"hydra.searchpath=[{','.join(quoted)}]"]
+
+
 def compose_config(name: str, overrides: Sequence[str] = ()) -> DictConfig:
     """Compose ``name`` with ``overrides`` and check every value's type.
 
@@ -149,7 +167,7 @@ def compose_config(name: str, overrides: Sequence[str] = ()) -> DictConfig:
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-            return check_config(name, compose(name, overrides=list(overrides)))
+            return check_config(name, compose(name, overrides=[*overrides, *search_path()]))
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise UsageError(_in_one_line(error)) from error
 
@@ -170,6 +188,7 @@ def check_config(name: str, composed: DictConfig) -> DictConfig:
     Raises:
         UsageError: a value of the wrong type, or one that must be given and is not.
     """
+    import_own()
     try:
         typed = OmegaConf.merge(OmegaConf.structured(_SCHEMAS[name]), composed)
         OmegaConf.resolve(typed)
@@ -243,11 +262,20 @@ def choices(name: str) -> dict[str, list[str]]:
     ]
     found = {}
     for group in dict.fromkeys(groups):
-        folder = conf_dir() / group.partition("@")[0]
+        folders = [folder / group.partition("@")[0] for folder in (conf_dir(), *own_folders())]
         found[group] = sorted(
-            str(path.relative_to(folder).with_suffix("")) for path in folder.rglob("*.yaml") if path.is_file()
+            str(path.relative_to(folder).with_suffix(""))
+            for folder in folders
+            for path in folder.rglob("*.yaml")
+            if path.is_file()
         )
     return found
+
+
+def choice_file(group: str, choice: str) -> Path:
+    """The YAML file of a choice of the package's or of the user's own."""
+    folders = (conf_dir(), *own_folders())
+    return next(path for folder in folders if (path := folder / group / f"{choice}.yaml").exists())
 
 
 def to_yaml(config: DictConfig) -> str:

@@ -14,7 +14,7 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from semkv_bench.config import check_config, check_sweeps, conf_dir, wrong_configuration
+from semkv_bench.config import check_config, check_sweeps, conf_dir, search_path, wrong_configuration
 from semkv_bench.errors import MissingError, SemkvError, UsageError
 
 __all__ = ["LAUNCHER_PACKAGES", "launcher_of", "multirun"]
@@ -46,7 +46,7 @@ def multirun(overrides: Sequence[str]) -> int:
     os.environ["HYDRA_FULL_ERROR"] = "1"
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     own = sys.argv
-    sys.argv = [own[0], "--multirun", *_defaults(launcher, overrides, len(jobs)), *overrides]
+    sys.argv = [own[0], "--multirun", *_defaults(launcher, overrides, len(jobs)), *overrides, *search_path()]
     try:
         launch()
     except SemkvError:

@@ -11,6 +11,8 @@ from omegaconf import DictConfig, OmegaConf
 from semkv_bench.config import build
 from semkv_bench.engine import EngineOptions
 from semkv_bench.errors import UsageError
+from semkv_bench.extensions import fingerprints
+from semkv_bench.importance import metric
 from semkv_bench.looks import Stage, arrange, described
 from semkv_bench.models import EmbeddedModel, ModelShape, PretrainedModel
 from semkv_bench.protocols import Protocol
@@ -129,6 +131,7 @@ def make_plan(config: DictConfig, exclude: Collection[tuple[str, str]] = ()) -> 
         "examples": {"count": len(examples), "sha256": _digest(examples)},
         "engine": _decided(config, "engine"),
         "stats": {name: value for name, value in asdict(stats).items() if name != "looks"},
+        **_own_code(settings, task, runner),
     }
     if stages:
         protocol["stats"]["looks"] = list(stats.looks)
@@ -212,6 +215,15 @@ def _decided(config: DictConfig, group: str) -> Any:
 
 def _plain(node: Any) -> Any:
     return OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+
+
+def _own_code(settings: Sequence[Setting], *parts: Any) -> dict[str, Any]:
+    """Checksums of code that is not the package's: records of two versions of it must not mix in one run."""
+    sides = [side for setting in settings for side in (setting.keys, setting.values) if side is not None]
+    used = [*parts, *(side.quantizer for side in sides), *(side.allocation for side in sides)]
+    used += [metric(label) for setting in settings for label in sorted(setting.metrics)]
+    found = fingerprints(used)
+    return {"own_code": found} if found else {}
 
 
 def _described(setting: Setting, head_dim: int) -> dict[str, Any]:

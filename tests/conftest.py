@@ -82,12 +82,13 @@ def smollm2() -> LoadedModel:
 
 
 @pytest.fixture(scope="session")
-def local_folder(tmp_path_factory, smollm2):
+def local_folder(tmp_path_factory):
     """Folder of a small random Llama with the embedded model's tokenizer: answers are noise, but fast."""
     folder = tmp_path_factory.mktemp("model")
+    tokenizer = EmbeddedModel().tokenizer()
     torch.manual_seed(0)
     shape = {"hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = LlamaConfig(vocab_size=len(smollm2.tokenizer), num_key_value_heads=2, eos_token_id=2, **shape)
+    config = LlamaConfig(vocab_size=len(tokenizer), num_key_value_heads=2, eos_token_id=2, **shape)
     LlamaForCausalLM(config).save_pretrained(folder)
-    smollm2.tokenizer.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     return folder

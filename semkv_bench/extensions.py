@@ -1,0 +1,113 @@
+"""Parts of the user's own: folders of Hydra groups and modules beside the package's, named by ``SEMKV_CONF``.
+
+``DIR/quantizer/mine.yaml`` makes ``quantizer=mine`` a choice, and its ``_target_`` may be a class of ``DIR/mine.py``.
+``DIR/metric/mine.yaml`` makes ``allocation.metric=mine`` known.
+"""
+
+import hashlib
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from semkv_bench.errors import MissingError, UsageError
+
+__all__ = ["METRICS", "VARIABLE", "check_names", "fingerprints", "import_own", "joined", "own_folders"]
+
+VARIABLE = "SEMKV_CONF"
+METRICS = "metric"
+
+
+def own_folders() -> list[Path]:
+    """Folders that ``SEMKV_CONF`` names, separated as in PATH.
+
+    Raises:
+        MissingError: one of them is not there.
+    """
+    given = [part for part in os.environ.get(VARIABLE, "").split(os.pathsep) if part]
+    folders = [Path(part).expanduser().absolute() for part in given]
+    for folder in folders:
+        if not folder.is_dir():
+            raise MissingError(f"{VARIABLE} (--conf) names {folder}, which is not a folder")
+    return folders
+
+
+@contextmanager
+def joined(given: Iterable[str]) -> Iterator[None]:
+    """The folders ``given`` come before those of ``SEMKV_CONF`` for a while, in child processes too."""
+    before = os.environ.get(VARIABLE)
+    # Workers may start in another folder.
+    parts = [str(Path(folder).expanduser().absolute()) for folder in given]
+    if not parts:
+        yield
+        return
+    os.environ[VARIABLE] = os.pathsep.join([*parts, *([before] if before else [])])
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[VARIABLE]
+        else:
+            os.environ[VARIABLE] = before
+
+
+def check_names(shipped: Path) -> None:
+    """Raise UsageError where a file of the user's own has the name of one in ``shipped``, the package's folder."""
+    for group in (folder for folder in shipped.iterdir() if folder.is_dir()):
+        for own in own_folders():
+            for path in sorted((own / group.name).rglob("*.yaml")):
+                if (shipped / path.relative_to(own)).exists():
+                    choice = path.relative_to(own / group.name).with_suffix("")
+                    raise UsageError(
+                        f"{path}: {group.name}={choice} is a choice of the package's own; rename it"
+                    )
+
+
+def import_own() -> None:
+    """Make modules of the user's folders and of the working folder importable, and metrics of theirs known.
+
+    Raises:
+        UsageError: a metric's file that names no importance metric, or another than its file name says.
+    """
+    folders = own_folders()
+    # Behind everything else: a file called random.py must not take the place of Python's.
+    for folder in (*folders, Path.cwd()):
+        if str(folder) not in sys.path:
+            sys.path.append(str(folder))
+    for folder in folders:
+        for path in sorted((folder / METRICS).glob("*.yaml")):
+            _import_metric(path)
+
+
+def _import_metric(path: Path) -> None:
+    from semkv_bench.importance import Metric
+
+    try:
+        module, _, name = str(OmegaConf.load(path).get("_target_") or "").rpartition(".")
+        found = getattr(importlib.import_module(module), name, None) if module else None
+    except Exception as error:  # whatever the user's module raises
+        reason = " ".join(str(error).split())
+        raise UsageError(f"{path}: {type(error).__name__}: {reason}") from error
+    if not isinstance(found, type) or not issubclass(found, Metric):
+        raise UsageError(f"{path}: _target_ must name a subclass of semkv_bench.importance.Metric")
+    if found.name != path.stem:
+        raise UsageError(f"{path}: its metric is called {found.name}; name the file {found.name}.yaml")
+
+
+def fingerprints(parts: Iterable[object]) -> dict[str, str]:
+    """SHA-256 of the source of every class in ``parts`` that is not the package's own, by its full name."""
+    found = {}
+    for part in parts:
+        cls = type(part)
+        if cls.__module__.partition(".")[0] != __package__.partition(".")[0]:
+            try:
+                source = Path(inspect.getsourcefile(cls) or "").read_bytes()
+            except (OSError, TypeError):
+                continue
+            found[f"{cls.__module__}.{cls.__qualname__}"] = hashlib.sha256(source).hexdigest()[:16]
+    return dict(sorted(found.items()))
