@@ -1,0 +1,331 @@
+"""Every command and Python block of README.md and docs/ is checked as it is written and run at a small scale."""
+
+import itertools
+import json
+import re
+import sys
+import tomllib
+from functools import cache
+
+import pytest
+from guides import PAGES, ROOT, blocks, commands, shown_files, write_files
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+
+from semkv_bench import models
+from semkv_bench.cli import main
+from semkv_bench.config import check_sweeps, choices, compose_config, conf_dir, search_path
+from semkv_bench.errors import MissingError
+from semkv_bench.extensions import joined
+from semkv_bench.multirun import LAUNCHER_PACKAGES, launcher_of
+from semkv_bench.plan import planned_settings, stats_options
+
+CONFIGS = {"cliff-report": "cliff_report", "plan": "sweep"}
+RUNS_SWEEPS = ("sweep", "plan", "recipe", "regress")
+# A random model has no cliff to be found, which a recipe reports with exit code 1.
+EXPECTED = {"recipe": (1, "no cliff|insensitive|cliff")}
+# Not run: what it would take, and who runs it instead. Their overrides are composed all the same.
+NOT_RUN = {
+    "regress": "a sweep of minutes against a committed baseline; tests/test_regress.py runs it on a small model",
+    "doctor": "examines the machine that it runs on; tests/test_doctor.py runs it",
+}
+SKIPPED = re.compile(r"\.\.\.|COMMAND|key=value")
+
+
+def _documented() -> list[tuple[str, list[str]]]:
+    found = {}
+    for page in PAGES:
+        for command in commands(page):
+            if not SKIPPED.search(" ".join(command)):
+                found.setdefault(tuple(command), page.name)
+    return [(page, list(command)) for command, page in found.items()]
+
+
+DOCUMENTED = _documented()
+
+
+def _named(command: list[str]) -> str:
+    return " ".join(command)[:90]
+
+
+def _split(command: list[str]) -> tuple[str, list[str], list[str], list[str]]:
+    """Name, overrides, options, and the folders of --conf."""
+    name, *rest = command
+    folders = [b for a, b in itertools.pairwise(rest) if a == "--conf"]
+    rest = [a for a in rest if a not in folders]
+    return name, [a for a in rest if not a.startswith("-")], [a for a in rest if a.startswith("-")], folders
+
+
+def _value(overrides: list[str], key: str) -> str | None:
+    return next((o.partition("=")[2] for o in overrides if o.partition("=")[0] == key), None)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A working folder with the files that the pages show, and a folder in LongBench's layout."""
+    folder = tmp_path_factory.mktemp("documented")
+    for page in PAGES:
+        write_files(page, folder)
+    (folder / "longbench").mkdir()
+    for task in ("hotpotqa", "qasper"):
+        rows = [
+            {
+                "input": f"Which colour has lamp {i}?",
+                "context": f"Lamp {i} is red. " * 30,
+                "answers": ["red"],
+                "length": 90,
+                "dataset": task,
+                "language": "en",
+                "all_classes": None,
+                "_id": f"{task}-{i}",
+            }
+            for i in range(2)
+        ]
+        (folder / "longbench" / f"{task}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tiny_run(place, local_folder):
+    """A finished run of the small random model."""
+    out = place / "finished"
+    assert main(_cheap(["sweep", f"out={out}", "grid.levels=[4,2]"], local_folder, None)) == 0
+    return out
+
+
+@pytest.fixture
+def here(place, monkeypatch):
+    """The working folder, the hub out of reach, and one copy of the small model for all commands."""
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for method in ("tokenizer", "load"):
+        monkeypatch.setattr(models.PretrainedModel, method, _kept(method))
+    return place
+
+
+_kept_methods: dict[str, object] = {}
+
+
+def _kept(method: str):
+    if method not in _kept_methods:
+        _kept_methods[method] = cache(getattr(models.PretrainedModel, method))
+    return _kept_methods[method]
+
+
+def _cheap(command: list[str], model, run) -> list[str]:
+    """The same command on the small random model, with few examples and short prompts."""
+    name, overrides, options, folders = _split(command)
+    options = [part for folder in folders for part in ("--conf", folder)] + [
+        o for o in options if o != "--conf"
+    ]
+    if name == "cliff-report":
+        kept = [f"run={run}" if o.startswith("run=") else o for o in overrides]
+        kept += [] if {"run", "records"} & {o.partition("=")[0] for o in kept} else [f"run={run}"]
+        return [name, *options, *kept, "stats.resamples=200"]
+    if name in ("storage", "models"):
+        named = any(o.startswith("model=") for o in overrides)
+        kept = [o for o in overrides if not o.startswith("model")]
+        return [name, *options, *kept, *(["model=custom", f"model.path={model}"] if named else [])]
+    dropped = (
+        "model",
+        "hydra",
+        "seeds",
+        "per_task",
+        "task.length",
+        "max_prompt_tokens",
+        "subset",
+        "task.path",
+    )
+    own_items = _value(overrides, "task") not in (None, *_shipped_tasks())
+    kept = [o for o in overrides if not o.startswith(dropped) or (own_items and o.startswith("task.path="))]
+    kept += [
+        "model=custom",
+        f"model.path={model}",
+        "seeds=[0]",
+        "per_task=1",
+        "engine.noise_examples=0",
+        "engine.teacher_tokens=2",
+    ]
+    kept += _short_prompts(overrides)
+    if name == "recipe":
+        kept += ["per_task=4", "stats.resamples=200"]
+    return [name, *options, *kept]
+
+
+def _shipped_tasks() -> list[str]:
+    return choices("sweep")["task"]
+
+
+def _short_prompts(overrides: list[str]) -> list[str]:
+    task = _task_of(overrides)
+    if task.startswith("longbench"):
+        return [
+            "task.path=longbench",
+            "prompts=own",
+            "subset=[hotpotqa]",
+            "max_prompt_tokens=150",
+            "max_new_tokens=3",
+        ]
+    short = {
+        "synthetic": ["subset=[niah_noise]", "task.length=200", "max_new_tokens=3"],
+        "synthetic_multiturn": [
+            "subset=[multiturn_noise]",
+            "task.length=300",
+            "task.turns=2",
+            "max_new_tokens=3",
+        ],
+        "longform": ["subset=[longform_count]", "max_new_tokens=40"],
+    }
+    return short.get(task, ["max_new_tokens=3"])
+
+
+def _task_of(overrides: list[str]) -> str:
+    """The task that the overrides and their experiment choose."""
+    given = _value(overrides, "task")
+    if given is None:
+        target = compose_config("sweep", [o for o in overrides if o.startswith("experiment=")]).task[
+            "_target_"
+        ]
+        return {"LongBench": "longbench", "Synthetic": "synthetic"}[target.rpartition(".")[2]]
+    return given
+
+
+@pytest.mark.parametrize(("page", "command"), DOCUMENTED, ids=[_named(c) for _, c in DOCUMENTED])
+def test_as_it_is_written(page, command, here):
+    """Every choice, key and value exists, and the settings that they name can be built."""
+    name, overrides, options, folders = _split(command)
+    if name in ("models", "doctor") or not overrides or set(options) & {"-h", "--help"}:
+        return
+    overrides = [
+        f"records_{o}" if name == "cliff-report" and o.startswith("model=") else o for o in overrides
+    ]
+    launching = [o for o in overrides if o.startswith("hydra")]
+    overrides = [o for o in overrides if o not in launching]
+    with joined(folders):
+        if {"-m", "--multirun"} & set(options):
+            configs = check_sweeps("sweep", overrides)
+            assert len(configs) > 1
+        else:
+            configs = [compose_config(CONFIGS.get(name, name), overrides)]
+        for config in configs:
+            assert stats_options(config) if name == "cliff-report" else planned_settings(config)
+        if launching:
+            _check_launcher(launching)
+
+
+def _check_launcher(overrides: list[str]) -> None:
+    """The launcher is known, and where it is installed so are its keys."""
+    assert _value(overrides, "hydra/launcher") in LAUNCHER_PACKAGES
+    try:
+        launcher_of(overrides)
+    except MissingError:
+        return
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        composed = compose("sweep", overrides=[*overrides, *search_path()], return_hydra_config=True)
+    assert composed.hydra.launcher._target_
+
+
+def _cases() -> list:
+    """The commands to run, those that come to the same only once."""
+    cases, seen = [], set()
+    for page, command in DOCUMENTED:
+        if _value(command, "experiment") and all(
+            o.startswith(("experiment=", "model=")) for o in command[1:]
+        ):
+            # tests/test_experiments.py runs every experiment.
+            continue
+        cheap = tuple(sorted(o for o in _cheap(command, "M", "R") if not o.startswith("out=")))
+        if command[0] not in NOT_RUN and cheap not in seen:
+            seen.add(cheap)
+            cases.append(pytest.param(page, command, id=_named(command)))
+    return cases
+
+
+@pytest.mark.parametrize(("page", "command"), _cases())
+def test_at_a_small_scale(page, command, here, tiny_run, local_folder, monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("SEMKV_CACHE", str(tmp_path / "cache"))
+    if not any(o.startswith(("out=", "run=", "records=")) for o in command):
+        for name in ("mine", "longbench", "scores.csv"):
+            if (here / name).exists():
+                (tmp_path / name).symlink_to(here / name)
+        monkeypatch.chdir(tmp_path)
+    code, told = EXPECTED.get(command[0], (0, ""))
+    if "--help" in command:
+        code, told = 0, ""
+    assert main(_cheap(command, local_folder, tiny_run)) == code, capsys.readouterr().err
+    assert re.search(told, capsys.readouterr().err)
+
+
+def test_all_kinds_of_commands_are_documented():
+    from semkv_bench.cli import _COMMANDS
+
+    assert {command[0] for _, command in DOCUMENTED} <= set(_COMMANDS)
+    assert {"sweep", "cliff-report", "recipe", "storage", "plan"} <= {c[0] for _, c in DOCUMENTED}
+    assert len(DOCUMENTED) > 40
+
+
+def test_lines_of_other_programs():
+    """``make`` names targets that exist, ``pip install .[EXTRA]`` extras that exist; nothing else is told to be run."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for page in PAGES:
+        for target in re.findall(r"^make (\w+)", page.read_text(), re.MULTILINE):
+            assert target in targets, f"{page.name}: make {target}"
+        for extra in re.findall(r'"\.\[([\w,]+)\]"', page.read_text()):
+            assert set(extra.split(",")) <= set(extras), f"{page.name}: {extra}"
+
+
+def _python_blocks() -> list:
+    shown = {text for page in PAGES for text in shown_files(page).values()}
+    found = [block for page in PAGES for block in blocks(page) if block.language == "python"]
+    return [pytest.param(b, id=f"{b.page}-{i}") for i, b in enumerate(found) if b.text not in shown]
+
+
+@pytest.mark.parametrize("block", _python_blocks())
+def test_python_blocks_run(block, here, local_folder, capsys):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(local_folder)
+    inputs = AutoTokenizer.from_pretrained(local_folder)("One two three four five six.", return_tensors="pt")
+    code = re.sub(r'"[\w-]+/Llama-3.1-8B-Instruct"', repr(str(local_folder)), block.text)
+    names = {"model": model, "inputs": inputs}
+    exec(compile(code, block.page, "exec"), names)
+    if "cache" in names:
+        assert names["cache"].nbytes.packed > 0
+        assert names["output"].shape[1] > names["inputs"]["input_ids"].shape[1]
+
+
+def test_quoted_lines_of_reports_stand_in_the_reports():
+    text = (ROOT / "docs/tutorial.md").read_text()
+    reports = [
+        (ROOT / f"results/small/recipe/{name}").read_text() for name in ("uniform/report.md", "recipe.md")
+    ]
+    quoted = [
+        line
+        for block in blocks(ROOT / "docs/tutorial.md")
+        if block.language == "text"
+        for line in block.text.splitlines()
+    ]
+    assert len(quoted) >= 5 and "results/small/recipe/uniform/report.md" in text
+    for line in quoted:
+        assert any(line in report for report in reports), line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_and_named_files_exist(page):
+    text = page.read_text()
+    for target in re.findall(r"\]\(([^)#:]+)\)", text):
+        assert (page.parent / target).exists(), target
+    for named in re.findall(
+        r"`((?:conf|semkv_bench|tests|scripts|benchmarks|results/(?:small|benchmarks))/[\w./-]*)`", text
+    ):
+        assert (ROOT / named).exists(), named
+
+
+def test_every_experiment_is_in_the_table_of_the_paper():
+    text = (ROOT / "docs/paper.md").read_text()
+    for folder in ("paper", "small"):
+        for path in (ROOT / "conf/experiment" / folder).glob("*.yaml"):
+            assert f"experiment={folder}/{path.stem}" in text
