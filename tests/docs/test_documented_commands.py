@@ -121,7 +121,8 @@ def _cheap(command: list[str], model, run) -> list[str]:
     ]
     if name == "cliff-report":
         kept = [f"run={run}" if o.startswith("run=") else o for o in overrides]
-        kept += [] if {"run", "records"} & {o.partition("=")[0] for o in kept} else [f"run={run}"]
+        kept = [f"runs=[{run}]" if o.startswith("runs=") else o for o in kept]
+        kept += [] if {"run", "runs", "records"} & {o.partition("=")[0] for o in kept} else [f"run={run}"]
         return [name, *options, *kept, "stats.resamples=200"]
     if name in ("storage", "models"):
         named = any(o.startswith("model=") for o in overrides)
@@ -246,11 +247,9 @@ def _cases() -> list:
 @pytest.mark.parametrize(("page", "command"), _cases())
 def test_at_a_small_scale(page, command, here, tiny_run, local_folder, monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("SEMKV_CACHE", str(tmp_path / "cache"))
-    if not any(o.startswith(("out=", "run=", "records=")) for o in command):
-        for name in ("mine", "longbench", "scores.csv"):
-            if (here / name).exists():
-                (tmp_path / name).symlink_to(here / name)
-        monkeypatch.chdir(tmp_path)
+    for name in ("mine", "longbench", "scores.csv"):
+        (tmp_path / name).symlink_to(here / name)
+    monkeypatch.chdir(tmp_path)
     code, told = EXPECTED.get(command[0], (0, ""))
     if "--help" in command:
         code, told = 0, ""
