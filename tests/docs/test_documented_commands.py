@@ -3,7 +3,6 @@
 import itertools
 import json
 import re
-import sys
 import tomllib
 from functools import cache
 
@@ -98,7 +97,6 @@ def here(place, monkeypatch):
     """The working folder, the hub out of reach, and one copy of the small model for all commands."""
     monkeypatch.chdir(place)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr(sys, "path", list(sys.path))
     for method in ("tokenizer", "load"):
         monkeypatch.setattr(models.PretrainedModel, method, _kept(method))
     return place

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 
 import pytest
 import torch
@@ -31,12 +30,7 @@ def own(tmp_path, monkeypatch):
         write_files(ROOT / "docs" / guide, tmp_path)
         return tmp_path
 
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    known = set(sys.modules)
-    yield write
-    for name in set(sys.modules) - known:
-        if str(tmp_path) in (getattr(sys.modules[name], "__file__", None) or ""):
-            del sys.modules[name]
+    return write
 
 
 def _sweep(folder, out, *more):
