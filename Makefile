@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 # Threads that spin at barriers slow everything tenfold as soon as anything else wants a core.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: demo test lint gpu-check clean
+.PHONY: demo test regress lint gpu-check clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -20,6 +20,11 @@ demo: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest tests
+
+# Red when the code, the storage or the cliff differs from results/baselines; `make regress QUANTIZER=turboquant`.
+QUANTIZER ?= affine
+regress: $(INSTALLED)
+	$(BIN)/semkv-bench regress quantizer=$(QUANTIZER)
 
 # On a machine with a GPU: the kernels against their references, and their bandwidth.
 gpu-check: $(INSTALLED)

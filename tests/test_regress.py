@@ -6,6 +6,12 @@ from pathlib import Path
 import pytest
 
 from semkv_bench.cli import main
+from semkv_bench.config import compose_config
+from semkv_bench.extensions import joined
+from semkv_bench.models import ModelShape
+from semkv_bench.plan import planned_settings, quantizers
+from semkv_bench.regress import read_baseline, write_baseline
+from semkv_bench.regress.checks import code_checks
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -31,14 +37,15 @@ SEEN_BY = {
     "levels one too many": CODER | {"metadata", "packed", "rows"},
     "clamp one too high": CODER,
     "states of keys and values swapped": {"rows"},
-    "one layer taken for unquantized": {"rows"},
+    "first layer taken for a sliding one": {"rows"},
     "levels one too few in the settings": {"rows", "storage"},
     "zeros not counted as stored": {"storage"},
     "digits packed in reverse": {"packed"},
 }
 
-# Enough settings for a cliff of five points, few enough tokens for a test.
-QUICK = ["task.length=300", "per_task=6", "max_new_tokens=3", "judge.min_examples=6"]
+# Few settings and tokens: answers of a random model are noise, but the same noise.
+JUDGE = "judge.min_examples=6"
+QUICK = ["task.length=300", "per_task=6", "max_new_tokens=3", JUDGE]
 GRID = ["grid.levels=[16,6,3,16]", "grid.key_levels=[16,6,3,16]", "grid.value_levels=[16,6,3,8]"]
 
 
@@ -55,17 +62,138 @@ def place(tmp_path_factory, local_folder):
     return place
 
 
-def test_an_unchanged_tree_is_the_same(place, local_folder, tmp_path, capsys):
-    files = [f"baseline={place / 'baseline.json'}", f"out={tmp_path}"]
-    assert main(_regress(local_folder, *files)) == 0
-    out = capsys.readouterr().out
-    assert "SAME: affine on" in out and "every record is alike on 12 examples" in out
-    content = json.loads((tmp_path / "regress.json").read_text())
-    assert (content["status"], content["exit_code"], content["findings"]) == ("same", 0, [])
+def _against(place, *more: str) -> list[str]:
+    """Judge the run that the baseline was made of."""
+    return ["regress", f"run={place / 'run'}", f"baseline={place / 'baseline.json'}", JUDGE, *more]
 
 
 def _quick(place, local_folder, *more: str) -> list[str]:
     return _regress(local_folder, f"baseline={place / 'baseline.json'}", "quick=true", *more)
+
+
+def _last_line(capsys) -> str:
+    return capsys.readouterr().err.strip().splitlines()[-1]
+
+
+def test_an_unchanged_tree_is_the_same(place, local_folder, tmp_path, capsys):
+    files = [f"baseline={place / 'baseline.json'}", f"out={tmp_path / 'run'}"]
+    assert main(_regress(local_folder, *files)) == 0
+    out = capsys.readouterr().out
+    assert "SAME: affine on" in out and "every record is alike on 12 examples" in out
+    content = json.loads((tmp_path / "run/regress.json").read_text())
+    assert (content["status"], content["exit_code"], content["findings"]) == ("same", 0, [])
+    assert main(_regress(local_folder, *files)) == 2
+    assert "holds a run already" in _last_line(capsys)
+
+
+def test_a_finished_run_can_be_judged_and_told_as_json(place, tmp_path, capsys):
+    assert main(_against(place, f"out={tmp_path}", "--json")) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert content == json.loads((tmp_path / "regress.json").read_text())
+    assert content["alike"] and content["paired"] and content["examples"] == {"baseline": 12, "run": 12}
+    # KL of three settings and all, scores of four and full, and the cliff.
+    witnesses = [(shift["witness"], shift["setting"]) for shift in content["shifts"]]
+    assert len(witnesses) == 5 + 5 + 1 and ("cliff", "all settings") in witnesses
+
+
+def test_a_fault_moves_the_answers_too(place, local_folder, tmp_path, capsys):
+    (fault,) = (fault for fault in faults.FAULTS if fault.name == "keys and values swapped")
+    with faults.planted(fault):
+        files = [f"baseline={place / 'baseline.json'}", f"out={tmp_path}"]
+        assert main(_regress(local_folder, *files)) == 1
+    findings = json.loads((tmp_path / "regress.json").read_text())["findings"]
+    assert {"rows", "kl"} <= {finding["witness"] for finding in findings}
+    moved = [finding["what"] for finding in findings if finding["witness"] == "kl"]
+    assert any("affine-K16V8" in what for what in moved) and not any("affine-L6 " in what for what in moved)
+    assert "MOVED" in capsys.readouterr().out
+
+
+def test_without_a_baseline_nothing_is_run(local_folder, tmp_path, capsys):
+    files = [f"baseline={tmp_path / 'none.json'}", f"out={tmp_path / 'run'}"]
+    assert main(_regress(local_folder, *files)) == 3
+    assert "there is no baseline" in _last_line(capsys) and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("task.length=310", "differs from the baseline in task"),
+        ("stats.margin=0.2", "differs from the baseline in stats"),
+        ("quantizer.group_size=8", "differs from the baseline in quantizer"),
+        ("quantizer=turboquant", "differs from the baseline in quantizer, grid"),
+        ("engine.temperature=1", "differs from the baseline in engine"),
+        ("model.label=another", "differs from the baseline in model"),
+        ("judge.min_examples=2", "judge.min_examples=2 must be at least 4"),
+        ("judge.kl_tolerance=0", "judge.kl_tolerance=0"),
+        ("shard=1/2", "judges whole sweeps"),
+    ],
+)
+def test_like_is_compared_with_like(override, told, place, local_folder, tmp_path, capsys):
+    files = [f"baseline={place / 'baseline.json'}", f"out={tmp_path / 'run'}"]
+    assert main(_regress(local_folder, *files, override)) == 2
+    assert told in _last_line(capsys) and not (tmp_path / "run").exists()
+
+
+def test_a_run_of_something_else_is_refused(place, tmp_path, capsys):
+    content = json.loads((place / "baseline.json").read_text())
+    content["identity"]["model_revision"] = "another"
+    (tmp_path / "other.json").write_text(json.dumps(content))
+    assert main(_against(place, f"baseline={tmp_path / 'other.json'}", f"out={tmp_path}")) == 2
+    assert "model_revision: another there" in _last_line(capsys)
+
+
+@pytest.mark.parametrize("text", ["[]", "{", '{"schema": 0}', '{"schema": 1, "settings": {}}'])
+def test_a_damaged_baseline_is_one_line(text, place, tmp_path, capsys):
+    (tmp_path / "baseline.json").write_text(text)
+    assert main(_against(place, f"baseline={tmp_path / 'baseline.json'}", f"out={tmp_path}")) == 2
+    assert "baseline" in _last_line(capsys)
+
+
+def test_too_few_examples_are_not_judged(place, tmp_path, capsys):
+    assert main(_against(place, f"out={tmp_path}", "judge.min_examples=13")) == 3
+    assert "NOT JUDGED" in capsys.readouterr().out
+
+
+def test_update_shows_the_difference_and_then_accepts_it(place, tmp_path, capsys):
+    content = json.loads((place / "baseline.json").read_text())
+    content["settings"]["affine-L6"]["effective_bits"] += 0.5
+    path = tmp_path / "baseline.json"
+    path.write_text(json.dumps(content))
+    arguments = _against(place, f"baseline={path}", f"out={tmp_path}")
+    assert main(arguments) == 1
+    assert main([*arguments, "--update"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("moved  storage: affine-L6: effective bits 5.1000 -> 4.6000") == 2
+    assert path.read_bytes() == (place / "baseline.json").read_bytes()
+    assert main(arguments) == 0
+
+
+def test_update_replaces_what_cannot_be_read(place, tmp_path, capsys):
+    path = tmp_path / "baseline.json"
+    path.write_text("{")
+    assert main(_against(place, f"baseline={path}", f"out={tmp_path}", "--update")) == 0
+    assert path.read_bytes() == (place / "baseline.json").read_bytes()
+
+
+def test_a_quantizer_of_ones_own(tmp_path):
+    (tmp_path / "quantizer").mkdir()
+    (tmp_path / "quantizer" / "coarse.yaml").write_text("_target_: regress_coarse.Coarse\n")
+    (tmp_path / "regress_coarse.py").write_text(
+        "from semkv_bench.quantizers import Affine\n\n\nclass Coarse(Affine):\n    name = 'coarse'\n"
+    )
+    with joined([str(tmp_path)]):
+        config = compose_config("regress", ["quantizer=coarse"])
+        settings, pair = planned_settings(config), quantizers(config)
+    assert [setting.name for setting in settings][:3] == ["full", "coarse-K32V12", "coarse-L16"]
+    checks = code_checks(*pair, settings, ModelShape(2, (0, 1), 1, 16, None))
+    assert checks["codes"] and not checks["packed"]
+
+
+def test_update_refuses_what_could_not_be_judged_by(place, tmp_path, capsys):
+    path = tmp_path / "baseline.json"
+    assert main(_against(place, f"baseline={path}", "judge.min_examples=13", "--update")) == 2
+    assert "baseline of 12 examples" in _last_line(capsys) and not path.exists()
+    assert main(["regress", "quick=true", f"baseline={path}", "--update"]) == 2
 
 
 def test_code_alone_is_compared_in_seconds(place, local_folder, capsys):
@@ -79,3 +207,26 @@ def test_a_planted_fault_turns_it_red(fault, place, local_folder, tmp_path, caps
         assert main(_quick(place, local_folder, f"out={tmp_path}")) == 1
     content = json.loads((tmp_path / "regress.json").read_text())
     assert {finding["witness"] for finding in content["findings"]} == SEEN_BY[fault.name]
+
+
+@pytest.mark.parametrize("quantizer", ["affine", "turboquant"])
+def test_the_code_is_that_of_the_committed_baselines(quantizer, capsys):
+    assert main(["regress", f"quantizer={quantizer}", "quick=true"]) == 0
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "results" / "baselines").glob("*.json")), ids=lambda p: p.stem
+)
+def test_a_committed_baseline_is_written_as_it_is_read(path, tmp_path):
+    write_baseline(read_baseline(path), tmp_path / "again.json")
+    assert (tmp_path / "again.json").read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "fault", [f for f in faults.FAULTS if f.quantizer == "turboquant"], ids=lambda fault: fault.name
+)
+def test_a_fault_in_turboquant_turns_it_red(fault, tmp_path):
+    with faults.planted(fault):
+        assert main(["regress", "quantizer=turboquant", "quick=true", f"out={tmp_path}"]) == 1
+    findings = json.loads((tmp_path / "regress.json").read_text())["findings"]
+    assert {"codes", "values"} <= {finding["witness"] for finding in findings}

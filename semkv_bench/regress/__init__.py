@@ -1,6 +1,6 @@
 """Did anything move since the baseline? Checksums of the code, storage figures, KL, scores and the cliff."""
 
-from semkv_bench.regress.compare import Comparison, JudgeOptions, compare
+from semkv_bench.regress.comparison import Comparison, JudgeOptions, compare
 from semkv_bench.regress.run import baseline_path, run_regress
 from semkv_bench.regress.snapshot import Snapshot, from_run, read_baseline, write_baseline
 

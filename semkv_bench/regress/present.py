@@ -5,7 +5,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from semkv_bench.regress.compare import ALL, Comparison, Shift, cliff_text
+from semkv_bench.regress.comparison import ALL, Comparison, Shift, cliff_text
 from semkv_bench.regress.snapshot import Snapshot
 from semkv_bench.report.formatting import divergence, fixed, known, p_value, plain_data
 
@@ -33,7 +33,8 @@ def show(outcome: Comparison, old: Snapshot, new: Snapshot | None, console: Cons
     if outcome.shifts and new is not None:
         console.print(_settings_table(outcome, old, new))
         console.print(_cliff_line(outcome, old, new), highlight=False, soft_wrap=True)
-        console.print(_power_line(outcome), style="dim", highlight=False, soft_wrap=True)
+        if not outcome.alike:
+            console.print(_power_line(outcome), style="dim", highlight=False, soft_wrap=True)
     for finding in outcome.findings:
         line = f"moved  {finding.witness}: {finding.what} [{finding.certainty}]"
         console.print(line, markup=False, highlight=False, soft_wrap=True, style="red")

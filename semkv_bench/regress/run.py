@@ -19,7 +19,7 @@ from semkv_bench.models import ModelShape
 from semkv_bench.plan import Plan, make_plan, planned_settings, quantizers
 from semkv_bench.records import RunFolder, protocol_hash, read_run, read_sessions
 from semkv_bench.regress.checks import Checks, code_checks
-from semkv_bench.regress.compare import Comparison, JudgeOptions, compare, compare_code, require_comparable
+from semkv_bench.regress.comparison import Comparison, JudgeOptions, compare, compare_code, require_comparable
 from semkv_bench.regress.present import as_data, show
 from semkv_bench.regress.snapshot import (
     Snapshot,
@@ -53,10 +53,6 @@ def run_regress(
         UsageError: a baseline or run of something else.
     """
     options = JudgeOptions(**OmegaConf.to_container(config.judge))
-    if config.get("shard") is not None:
-        raise UsageError(
-            "regress runs its sweep whole; share it out by `sweep shard=...` and judge that: run=DIR"
-        )
     if config.quick:
         if update or config.run is not None:
             raise UsageError("quick=true compares the code without a run; leave out --update and run=DIR")
@@ -65,7 +61,9 @@ def run_regress(
     old, new, path, out = measured(config, run, update)
     if update:
         return _update(old, new, options, path, out, console)
-    return _told(compare(old, new, options), old, new, path, out, console)
+    outcome = compare(old, new, options)
+    content = _told(outcome, old, new, path, out, console)
+    return _hint(outcome, path, console), content
 
 
 def baseline_path(model: str, quantizer: str, protocol: str) -> Path:
@@ -87,7 +85,8 @@ def _quick(config: DictConfig, console: Console) -> tuple[int, dict]:
     settings = planned_settings(config)
     path = _path(config, model.name, settings, protocol.name)
     old = read_baseline(path)
-    decided = {name: OmegaConf.to_container(config)[name] for name in ("quantizer", "value_quantizer")}
+    plain = OmegaConf.to_container(config)
+    decided = {name: plain[name] for name in ("quantizer", "value_quantizer")}
     require_comparable(
         old, {**old.identity, **decided, "grid": [s.name for s in settings]}, "this configuration"
     )
@@ -97,7 +96,8 @@ def _quick(config: DictConfig, console: Console) -> tuple[int, dict]:
     findings, count = compare_code(old, checks, figures)
     outcome = Comparison(findings, notes=[], checks=count)
     out = None if config.out is None else Path(config.out).expanduser()
-    return _told(outcome, old, None, path, out, console)
+    content = _told(outcome, old, None, path, out, console)
+    return _hint(outcome, path, console), content
 
 
 def _measure(config: DictConfig, run: Runner, update: bool) -> tuple[Snapshot | None, Snapshot, Path, Path]:
@@ -111,7 +111,7 @@ def _measure(config: DictConfig, run: Runner, update: bool) -> tuple[Snapshot | 
     checks = code_checks(*quantizers(config), plan.settings, plan.shape, _device())
     sweep.out = str(_fresh_folder(config, plan))
     folder = run(plan, sweep).path
-    return old, _snapshot(folder, plan.shape, checks), path, folder
+    return old, _snapshot(folder, plan.settings, plan.shape, checks), path, folder
 
 
 def _take(config: DictConfig, run: Runner, update: bool) -> tuple[Snapshot | None, Snapshot, Path, Path]:
@@ -127,7 +127,7 @@ def _take(config: DictConfig, run: Runner, update: bool) -> tuple[Snapshot | Non
     shape = build(recorded.model, "model").shape() if old is None else old.model_shape()
     checks = code_checks(*quantizers(recorded), settings, shape, _device())
     out = folder if config.out is None else Path(config.out).expanduser()
-    return old, _snapshot(folder, shape, checks), path, out
+    return old, _snapshot(folder, settings, shape, checks), path, out
 
 
 def _update(
@@ -142,20 +142,21 @@ def _update(
         )
     content: dict = {}
     if old is None:
-        console.print(f"there was no baseline {path} before", highlight=False, soft_wrap=True)
+        _say(console, f"there was no usable baseline {path} before")
     else:
         try:
-            _, content = _told(compare(old, new, options), old, new, path, out, console)
+            content = _told(compare(old, new, options), old, new, path, out, console)
         except UsageError as error:
-            console.print(f"the old baseline: {error}", markup=False, highlight=False, soft_wrap=True)
+            _say(console, f"not compared with the old baseline: {error}")
     write_baseline(new, path)
-    console.print(f"baseline written: {path}", markup=False, highlight=False, soft_wrap=True)
+    _say(console, f"baseline written: {path}")
     return 0, {**content, "status": "updated", "exit_code": 0, "baseline": str(path)}
 
 
 def _told(
     outcome: Comparison, old: Snapshot, new: Snapshot | None, path: Path, out: Path | None, console: Console
-) -> tuple[int, dict]:
+) -> dict:
+    """Show the outcome and write it to ``out``; returns what was written."""
     show(outcome, old, new, console)
     content = as_data(outcome, old, new, str(path))
     if out is not None:
@@ -165,20 +166,28 @@ def _told(
             target.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         except OSError as error:
             raise SemkvError(f"cannot write {target}: {error.strerror or error}") from error
+    return content
+
+
+def _hint(outcome: Comparison, path: Path, console: Console) -> int:
+    """What to do about a move; the exit code."""
     if outcome.moved:
-        console.print(
-            f"compared with {path}; if that is intended, run the same with --update and commit the file",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
+        _say(
+            console,
+            f"compared with {path}; if that is intended, run a sweep with --update and commit the file",
         )
-    return outcome.exit_code, content
+    return outcome.exit_code
 
 
-def _snapshot(folder: Path, shape: ModelShape, checks: Checks) -> Snapshot:
+def _say(console: Console, words: str) -> None:
+    console.print(words, markup=False, highlight=False, soft_wrap=True)
+
+
+def _snapshot(folder: Path, settings: Sequence[Setting], shape: ModelShape, checks: Checks) -> Snapshot:
     frame, protocol = read_run(folder)
-    sessions = read_sessions(folder)
-    return settle(from_run(frame, protocol, shape, checks, sessions[0] if sessions else {}))
+    environment = next(iter(read_sessions(folder)), {})
+    seeded = any(setting.seeded for setting in settings)
+    return settle(from_run(frame, protocol, shape, checks, environment, seeded=seeded))
 
 
 def _path(config: DictConfig, model: str, settings: Sequence[Setting], protocol: str) -> Path:
@@ -189,10 +198,10 @@ def _path(config: DictConfig, model: str, settings: Sequence[Setting], protocol:
 
 
 def _old(path: Path, update: bool) -> Snapshot | None:
-    """The baseline; when a new one is to be written it may be missing."""
+    """The baseline; when a new one is to be written it may be missing or of no use."""
     try:
         return read_baseline(path)
-    except MissingError:
+    except (MissingError, UsageError):
         if update:
             return None
         raise

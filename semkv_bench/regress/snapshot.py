@@ -37,6 +37,7 @@ class Snapshot:
 
     identity: what must agree for a comparison to make sense.
     shape: of the model's cache; layers: how many of them the run quantized.
+    sample: seeds, per_task, planned examples, and whether what is stored depends on the seed.
     settings: name to kind, bits and verdict, the reference first.
     units: (task, example, seed, turn), sorted; prompts: hash of the prompt of each.
     measures: score, kl, new_tokens, runaway and quantized_reads, arrays [units, settings], NaN where absent.
@@ -73,9 +74,17 @@ class Snapshot:
 
 
 def from_run(
-    frame: pd.DataFrame, protocol: Mapping[str, Any], shape: ModelShape, checks: dict, environment: Mapping
+    frame: pd.DataFrame,
+    protocol: Mapping[str, Any],
+    shape: ModelShape,
+    checks: dict,
+    environment: Mapping[str, Any],
+    *,
+    seeded: bool,
 ) -> Snapshot:
     """Snapshot of a run's records and protocol; verdicts, cliff and operating point are computed here.
+
+    seeded: does the seed change what is stored (``Setting.seeded`` of any setting)?
 
     Raises UsageError for records that cannot be analysed.
     """
@@ -97,7 +106,11 @@ def from_run(
             "max_positions": shape.max_positions,
         },
         layers=dict(protocol["layers"]),
-        sample={name: protocol[name] for name in ("seeds", "per_task")},
+        sample={
+            **{name: protocol[name] for name in ("seeds", "per_task")},
+            "planned": protocol["examples"]["count"],
+            "seeded": seeded,
+        },
         environment=_versions(environment),
         settings=settings,
         cliff={k: report["cliff"][k] for k in ("status", "lower_bits", "upper_bits")},
@@ -160,8 +173,14 @@ def read_baseline(path: Path) -> Snapshot:
 def planned_identity(protocol: Mapping[str, Any]) -> dict[str, Any]:
     """What of the identity is known before anything is run."""
     config = {k: v for k, v in protocol["model_config"].items() if k in ("dtype", "attention")}
+    task = protocol["task"]
+    if isinstance(task, Mapping):
+        # Where data lie differs from machine to machine; what was read shows in the hashes of the prompts.
+        task = {name: value for name, value in task.items() if not name.endswith("path")}
     return {
         **{name: protocol[name] for name in _SHARED},
+        "protocol_config": protocol.get("protocol_config"),
+        "task": task,
         **config,
         "engine": {k: v for k, v in protocol["engine"].items() if k != "noise_examples"},
         "stats": {name: protocol["stats"][name] for name in _SHARED_STATS},

@@ -32,6 +32,7 @@ __all__ = [
 ALL = "all settings"
 KL_FLOOR = 1e-5  # nats, added before logarithms: far below any quantized setting, far above rounding
 FIGURES = ("code_bits", "packed_bits", "effective_bits")
+MIN_SEEDS = 4
 _SAME_FIGURE = 1e-9
 
 
@@ -150,14 +151,11 @@ def compare(old: Snapshot, new: Snapshot, options: JudgeOptions) -> Comparison:
     pairs = _common(old, new)
     findings += _reads(old, new, pairs)
     clusters = _Clusters(old, new, pairs, options.min_examples)
-    judged = min(clusters.sizes) >= options.min_examples
+    lacking = clusters.lacking(options)
     notes = _sample_notes(old, new, clusters)
-    shifts = _shifts(old, new, clusters, options) if judged else []
-    if not judged:
-        notes.append(
-            f"scores and KL were not judged: {min(clusters.sizes)} examples, {options.min_examples} needed "
-            "(per_task, seeds)"
-        )
+    shifts = [] if lacking else _shifts(old, new, clusters, options)
+    if lacking:
+        notes.append(f"scores and KL were not judged: {lacking}")
     findings += [_told(shift, old, new) for shift in shifts if shift.moved]
     return Comparison(
         findings,
@@ -166,13 +164,18 @@ def compare(old: Snapshot, new: Snapshot, options: JudgeOptions) -> Comparison:
         checks,
         clusters.paired,
         clusters.sizes,
-        judged,
+        not lacking,
         alike=clusters.paired and _alike(old, new, pairs),
     )
 
 
 class _Clusters:
-    """Values per cluster (an example with its seeds and turns) of both snapshots, paired where that is possible."""
+    """Values per cluster of both snapshots, paired by example where both hold the same ones.
+
+    A cluster is an example with its seeds and turns. Between different examples of a quantizer that draws
+    its rotation by the seed it is a seed: one rotation serves all its examples, which are then no evidence
+    of their own about another rotation.
+    """
 
     def __init__(self, old: Snapshot, new: Snapshot, pairs: tuple[list[int], list[int]], least: int):
         rows_old, rows_new = pairs
@@ -184,13 +187,27 @@ class _Clusters:
             rows_new = [
                 row for row, unit in enumerate(zip(new.units, new.prompts, strict=True)) if unit not in known
             ]
-        self._old, self._new = _grouped(old, rows_old), _grouped(new, rows_new)
+        self.by_seed = not self.paired and old.sample["seeded"]
+        self.sizes = tuple(
+            len({s.units[row][:2] for row in rows}) for s, rows in ((old, rows_old), (new, rows_new))
+        )
+        self._old, self._new = (
+            self._grouped(snapshot, rows) for snapshot, rows in ((old, rows_old), (new, rows_new))
+        )
         names = sorted({key[0] for key in (*self._old, *self._new)})
         self._task = {name: code for code, name in enumerate(names)}
 
-    @property
-    def sizes(self) -> tuple[int, int]:
-        return len(self._old), len(self._new)
+    def lacking(self, options: JudgeOptions) -> str:
+        """What is missing for a judgement, in words; empty if nothing is."""
+        if min(self.sizes) < options.min_examples:
+            return f"{min(self.sizes)} examples, {options.min_examples} needed (per_task, seeds)"
+        seeds = min(len(self._old), len(self._new))
+        if self.by_seed and seeds < MIN_SEEDS:
+            return (
+                f"other seeds mean other rotations, and {seeds} of {MIN_SEEDS} needed are there on one side; "
+                "run the seeds of the baseline"
+            )
+        return ""
 
     def sample(self, old: Array, new: Array) -> Sample:
         """Cluster means of unit values old [units of old], new [units of new]."""
@@ -201,17 +218,17 @@ class _Clusters:
             tasks.append(np.array([self._task[key[0]] for key in keys], dtype=np.int64))
         return Sample(*values, *tasks, paired=self.paired).known()
 
+    def _grouped(self, snapshot: Snapshot, rows: Sequence[int]) -> dict[tuple[str, str], list[int]]:
+        groups: dict[tuple[str, str], list[int]] = {}
+        for row in rows:
+            task, example, seed, _ = snapshot.units[row]
+            groups.setdefault(("", str(seed)) if self.by_seed else (task, example), []).append(row)
+        return groups
+
 
 def _mean(values: Array) -> float:
     known = values[~np.isnan(values)]
     return float(known.mean()) if len(known) else math.nan
-
-
-def _grouped(snapshot: Snapshot, rows: Sequence[int]) -> dict[tuple[str, str], list[int]]:
-    groups: dict[tuple[str, str], list[int]] = {}
-    for row in rows:
-        groups.setdefault(snapshot.units[row][:2], []).append(row)
-    return groups
 
 
 def _common(old: Snapshot, new: Snapshot) -> tuple[list[int], list[int]]:
@@ -350,6 +367,9 @@ def _unproven(old: Snapshot, new: Snapshot, shifts: Sequence[Shift]) -> list[str
 
 def _sample_notes(old: Snapshot, new: Snapshot, clusters: _Clusters) -> list[str]:
     notes = []
+    recorded, planned = len({unit[:3] for unit in new.units}), new.sample["planned"]
+    if recorded < planned:
+        notes.append(f"the run is unfinished: {recorded} of {planned} examples")
     same_names = set(old.units) & set(new.units)
     prompt_of = dict(zip(old.units, old.prompts, strict=True))
     changed = sum(
