@@ -12,6 +12,7 @@ __all__ = [
     "quantizer_of",
     "reference_row",
     "repeats_of_reference",
+    "telling_settings",
     "tested_settings",
 ]
 
@@ -85,3 +86,19 @@ def cliff_grid(report: dict, quantizer: str | None) -> list[dict]:
     if len(cliffs_of(report)) == 1:
         return grid
     return [row for row in grid if row.get("quantizer") == quantizer]
+
+
+def telling_settings(report: dict) -> list[str]:
+    """Tested settings, those that tell most about the cliff first."""
+    cliff = report["cliff"]
+    ends = [cliff["upper_bits"], cliff["lower_bits"]]
+    centre = [end for end in ends if known(end)]
+    centre = sum(centre) / len(centre) if centre else 2.0
+    point = report["operating_point"]
+    first = [cliff["upper_setting"], cliff["lower_setting"], point["setting"] if point else None]
+
+    def key(row: dict):
+        bits = row["code_bits"] if known(row["code_bits"]) else 16.0
+        return (row["setting"] not in first, row["kind"] != "uniform", abs(bits - centre), row["setting"])
+
+    return [row["setting"] for row in sorted(tested_settings(report), key=key)]

@@ -15,6 +15,7 @@ from semkv_bench.report.formatting import (
     grid_point,
     interval,
     known,
+    percent,
     plural,
     ratio,
     signed,
@@ -74,7 +75,12 @@ def cards(report: dict) -> list[Card]:
         note = f"interval {interval(reference['score_ci'])}, scale 0 to 1"
         made.append(Card("Full-precision score", fixed(reference["score"]), note))
     evidence = f"{plural(report['n_clusters'], 'cluster')}, {plural(len(report['tasks']), 'task')}"
-    made.append(Card("Paired examples", count(report["n_examples"]), evidence))
+    turns = report.get("n_turns") or 1
+    if turns > 1:
+        evidence += f", up to {turns} turns each"
+    made.append(
+        Card("Paired answers" if turns > 1 else "Paired examples", count(report["n_examples"]), evidence)
+    )
     when = "fixed before the run" if report["preregistered"] else "not known to be fixed before the run"
     made.append(Card("Margin", f"{report['margin']:g}", f"{when}; alpha {report['alpha']:g}"))
     return made
@@ -131,7 +137,9 @@ def samples(report: dict, frame: pd.DataFrame, most: int = 6) -> list[Sample]:
     loss["turn_of_task"] = loss.groupby("task").cumcount()
     picked = loss.sort_values("turn_of_task", kind="stable").head(most)
     by_key = dict(list(chosen.groupby(keys, sort=False)))
-    return [_sample(tuple(row[key] for key in keys), by_key, roles) for _, row in picked.iterrows()]
+    several = "turn" in keys and frame["turn"].nunique() > 1
+    chosen_keys = [tuple(row[key] for key in keys) for _, row in picked.iterrows()]
+    return [_sample(key, by_key, roles, key[keys.index("turn")] if several else None) for key in chosen_keys]
 
 
 def _roles(report: dict) -> dict[str, str]:
@@ -149,7 +157,7 @@ def _roles(report: dict) -> dict[str, str]:
     return roles
 
 
-def _sample(key: tuple, by_key: dict, roles: dict[str, str]) -> Sample:
+def _sample(key: tuple, by_key: dict, roles: dict[str, str], turn: int | None) -> Sample:
     part = by_key[key].set_index("setting")
     predictions = tuple(
         Prediction(
@@ -158,7 +166,8 @@ def _sample(key: tuple, by_key: dict, roles: dict[str, str]) -> Sample:
         for name, role in roles.items()
         if name in part.index
     )
-    return Sample(clean(key[0]), clean(key[1]), predictions)
+    name = clean(key[1]) if turn is None else f"{clean(key[1])}, turn {int(turn) + 1}"
+    return Sample(clean(key[0]), name, predictions)
 
 
 def _cut(text: object) -> str:
@@ -191,7 +200,7 @@ def run_facts(report: dict, context: dict) -> list[tuple[str, str]]:
 def incomplete(report: dict, context: dict) -> str:
     """A sentence where fewer examples are in the records than were planned, else nothing."""
     planned = context.get("planned_examples")
-    recorded = report.get("n_examples_recorded") or report["n_examples"]
+    recorded = report.get("n_units_recorded") or report.get("n_examples_recorded") or report["n_examples"]
     if not known(planned) or recorded >= planned:
         return ""
     done = f"{count(recorded)} of {count(planned)}"
@@ -213,9 +222,11 @@ def remarks(report: dict) -> list[str]:
     if alone:
         found.append(
             f"Full precision decoded alone instead of in the batch of settings gave the same tokens on "
-            f"{count(alone['same_tokens'])} of {count(alone['examples'])} examples, mean KL "
+            f"{count(alone['same_tokens'])} of {count(alone['examples'])} answers, mean KL "
             f"{divergence(alone['kl'])} nats, score difference {signed(alone['diff'])}: the noise of batching."
         )
+    if detector := report.get("runaway_detector"):
+        found.append(_false_alarms(detector))
     for row in repeats_of_reference(report):
         found.append(
             f"Full precision run again ({clean(row['setting'])}) differs from itself by {signed(row['diff'])} "
@@ -243,6 +254,20 @@ def _sequential(report: dict) -> str:
         f"By this look {run['alpha_spent']:.2g} of alpha {report['alpha']:g} was spent, and a single test had to "
         f"pass at {run['alpha_at_look']:.2g}."
     )
+
+
+def _false_alarms(detector: dict) -> str:
+    """How often full precision itself counts as runaway."""
+    words = (
+        f"Of {plural(detector['outputs'], 'full-precision output')}, {count(detector['runaway'])} "
+        f"{'counts' if detector['runaway'] == 1 else 'count'} as runaway: a false-alarm rate of "
+        f"{percent(detector['rate'])}, interval {percent(detector['rate_ci'][0])} to "
+        f"{percent(detector['rate_ci'][1])}"
+    )
+    if detector["runaway"] and detector["loops"] is not None:
+        least = "" if detector["loops_exact"] else "at least "
+        words += f"; {least}{count(detector['loops'])} of them looped, the rest reached the token limit"
+    return f"{words}."
 
 
 def _words(value: object) -> str:

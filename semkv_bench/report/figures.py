@@ -39,7 +39,7 @@ from semkv_bench.report.marks import (
     series_of,
     spread,
 )
-from semkv_bench.report.panels import draw_rankings
+from semkv_bench.report.panels import draw_rankings, draw_turns
 from semkv_bench.report.quality import paint_quality
 
 __all__ = ["FIGURE_NAMES", "GRID_FIGURES", "Drawn", "draw_all"]
@@ -217,7 +217,7 @@ _PAINTERS = {
         _paint_divergence,
     ),
 }
-_PANELS = {"metric_ranking": draw_rankings}
+_PANELS = {"metric_ranking": draw_rankings, "turns": draw_turns}
 GRID_FIGURES = tuple(_PAINTERS)
 FIGURE_NAMES = (*GRID_FIGURES, *_PANELS)
 

@@ -1,16 +1,30 @@
-"""Figures of several panels: importance metrics ranked."""
+"""Figures of several panels: importance metrics ranked, conversations turn by turn."""
+
+import math
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from semkv_bench.report.axes import FIGURE_SIZE, PALETTE, Drawn, drawing, png_bytes, settle, svg_text
+from semkv_bench.report.access import telling_settings
+from semkv_bench.report.axes import (
+    FIGURE_SIZE,
+    PALETTE,
+    SERIES_COLOURS,
+    Drawn,
+    drawing,
+    png_bytes,
+    settle,
+    svg_text,
+)
 from semkv_bench.report.formatting import clean, fixed, known, shorten, signed
 from semkv_bench.report.marks import SMALL
 
-__all__ = ["draw_rankings"]
+__all__ = ["draw_rankings", "draw_turns"]
 
 _MOST_ROWS = 48
+_MOST_LINES = 8
+_TURN_MARKERS = "osD"
 _ROW = 0.2  # inches
 _HEAD = 0.42
 
@@ -124,4 +138,81 @@ def _description(title: str, groups: list[dict]) -> str:
             for row in group["metrics"]
         )
         parts.append(f"{clean(group['group'])}: {rows}")
+    return f"{title}. {'. '.join(parts)}."
+
+
+def draw_turns(report: dict) -> Drawn | None:
+    """Score, and difference from full precision, of the most telling settings turn by turn."""
+    turns = report.get("turns") or []
+    if not turns:
+        return None
+    names = [name for name in telling_settings(report) if any(name in turn["settings"] for turn in turns)]
+    shown = names[:_MOST_LINES]
+    title = "Turn by turn"
+    with drawing("semkv-bench turns"):
+        figure = Figure(figsize=(FIGURE_SIZE[0], 5.6), layout="constrained")
+        FigureCanvasAgg(figure)
+        top, bottom = figure.subplots(2, 1, sharex=True)
+        _paint_turns(report, turns, shown, top, bottom)
+        rows = math.ceil((len(shown) + 2) / 2)
+        figure.set_size_inches(FIGURE_SIZE[0], 5.2 + 0.19 * rows)
+        handles = {
+            label: handle
+            for axes in (top, bottom)
+            for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+        }
+        figure.legend(handles.values(), handles, loc="outside lower center", ncols=2, labelspacing=0.6)
+        more = f" ({len(names) - len(shown)} more settings in the table)" if len(shown) < len(names) else ""
+        figure.suptitle(title + more, x=0.01, ha="left", fontsize=10.5, fontweight="bold")
+        settle(figure)
+        return Drawn(
+            "turns", title, _turns_description(title, turns, names), svg_text(figure), png_bytes(figure)
+        )
+
+
+def _paint_turns(report: dict, turns: list[dict], shown: list[str], top: Axes, bottom: Axes) -> None:
+    reference = report["reference"]
+    bottom.axhspan(
+        -report["margin"], report["margin"], color=PALETTE["green"], alpha=0.16, lw=0,
+        label=f"margin (full ± {report['margin']:g})",
+    )  # fmt: skip
+    bottom.axhline(0, color=PALETTE["ink"], lw=1.2, ls=(0, (5, 3)))
+    full = [(turn["turn"] + 1, turn["settings"][reference]["score"]) for turn in turns]
+    top.plot(*zip(*full, strict=True), color=PALETTE["ink"], lw=1.4, ls=(0, (5, 3)), label="full (16 bits)")
+    for k, name in enumerate(shown):
+        offset = 0.5 * ((k + 0.5) / len(shown) - 0.5)
+        here = [
+            (turn["turn"] + 1 + offset, turn["settings"][name]) for turn in turns if name in turn["settings"]
+        ]
+        colour = PALETTE[SERIES_COLOURS[k % len(SERIES_COLOURS)]]
+        look = {
+            "color": colour,
+            "marker": _TURN_MARKERS[k // len(SERIES_COLOURS) % 3],
+            "ms": SMALL,
+            "lw": 1.2,
+        }
+        x = [place for place, _ in here]
+        top.plot(x, [result["score"] for _, result in here], **look, label=shorten(clean(name), 34))
+        bottom.plot(x, [result["diff"] for _, result in here], **look)
+        for place, result in here:
+            if all(known(end) for end in result["diff_ci"]):
+                bottom.plot([place] * 2, result["diff_ci"], color=colour, lw=1.2)
+    top.set_ylabel("score (0 to 1)")
+    top.set_ylim(bottom=min(0.0, top.get_ylim()[0]))
+    bottom.set_ylabel("difference from full")
+    bottom.set_xlabel("turn")
+    bottom.set_xticks([turn["turn"] + 1 for turn in turns])
+    for axes in (top, bottom):
+        axes.grid(True, axis="y")
+
+
+def _turns_description(title: str, turns: list[dict], names: list[str]) -> str:
+    parts = []
+    for turn in turns:
+        rows = "; ".join(
+            f"{clean(name)} {fixed(turn['settings'][name]['score'])} ({signed(turn['settings'][name]['diff'])})"
+            for name in names
+            if name in turn["settings"]
+        )
+        parts.append(f"Turn {turn['turn'] + 1}: {rows}")
     return f"{title}. {'. '.join(parts)}."

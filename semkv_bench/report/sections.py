@@ -1,7 +1,8 @@
-"""Parts of a report beyond the grid: mixes on their line, metrics ranked, deletion against retention."""
+"""Parts of a report beyond the grid: what is left above the cliff, mixes, metrics, deletion, turns."""
 
 from dataclasses import dataclass
 
+from semkv_bench.report.access import ordered_settings
 from semkv_bench.report.formatting import (
     DASH,
     clean,
@@ -35,7 +36,7 @@ class Section:
 
 def sections(report: dict) -> list[Section]:
     """The sections that ``report`` has numbers for, in reading order."""
-    made = (_interpolation(report), _rankings(report), _deletion(report))
+    made = (_residual(report), _interpolation(report), _rankings(report), _deletion(report), _turns(report))
     return [section for section in made if section is not None]
 
 
@@ -44,9 +45,9 @@ def _difference(row: dict) -> str:
 
 
 _NAME = Column("setting", lambda row: clean(row["setting"]), numeric=False)
-_VERDICT = Column("finding", lambda row: row["verdict"], numeric=False)
+_VERDICT = Column("finding", lambda row: row["verdict"], numeric=False, keep=True)
 _DIFFERENCE = Column("difference [interval]", _difference)
-_P_ALIKE = Column("p within margin", lambda row: p_value(row["p_equivalence"]), short="p within")
+_P_ALIKE = Column("p within margin", lambda row: p_value(row["p_equivalence"]), short="p within", detail=True)
 _P_DIFFERENT = Column("p different", lambda row: p_value(row["p_difference"]), short="p diff.")
 
 _LINE = (
@@ -58,13 +59,14 @@ _LINE = (
     _DIFFERENCE,
     _P_ALIKE,
     _P_DIFFERENT,
-    Column("high end", lambda row: fixed(row["high_score"])),
-    Column("low end", lambda row: fixed(row["low_score"])),
+    Column("high end", lambda row: fixed(row["high_score"]), detail=True),
+    Column("low end", lambda row: fixed(row["low_score"]), detail=True),
     Column(
         "ends differ",
         lambda row: "yes" if row["ends_differ"] else "not shown",
         numeric=False,
         short="ends differ",
+        detail=True,
     ),
 )
 
@@ -161,6 +163,8 @@ def _group_caption(group: dict) -> str:
 
 
 def _ranking_columns(group: dict) -> tuple[Column, ...]:
+    shown = "random" if group["control"] else "best"
+
     def against(name: str) -> Column:
         return Column(
             f"difference to {'the best' if name == 'best' else name}",
@@ -168,6 +172,7 @@ def _ranking_columns(group: dict) -> tuple[Column, ...]:
             optional=True,
             measured=False,
             short=f"to {name}",
+            detail=name != shown,
         )
 
     def chance(name: str) -> Column:
@@ -177,14 +182,15 @@ def _ranking_columns(group: dict) -> tuple[Column, ...]:
             optional=True,
             measured=False,
             short=f"p {name}",
+            detail=name != shown,
         )
 
     return (
         Column("metric", lambda row: clean(row["metric"]), numeric=False),
-        Column("rank", lambda row: _rank(row["rank"])),
-        Column("group", lambda row: row["letters"], numeric=False),
-        Column("score", lambda row: fixed(row["score"])),
-        Column("score interval", lambda row: interval(row["score_ci"]), short="interval"),
+        Column("rank", lambda row: _rank(row["rank"]), keep=True),
+        Column("group", lambda row: row["letters"], numeric=False, keep=True),
+        Column("score", lambda row: fixed(row["score"]), keep=True),
+        Column("score interval", lambda row: interval(row["score_ci"]), short="interval", detail=True),
         against("best"),
         chance("best"),
         against("random"),
@@ -215,3 +221,98 @@ def _deletion(report: dict) -> Section | None:
         note,
         (("", table_of(rows, _RETAINED)),),
     )
+
+
+_LEFT = (
+    _NAME,
+    Column("residual", lambda row: row["residual"], numeric=False, keep=True),
+    _DIFFERENCE,
+    Column(
+        "drop that would have shown", lambda row: fixed(row["detectable_drop"]), short="drop seen", keep=True
+    ),
+    Column("p different", lambda row: p_value(row["p_difference"]), short="p diff."),
+)
+
+
+def _residual(report: dict) -> Section | None:
+    rows = [row for row in ordered_settings(report) if row.get("residual")]
+    if not rows:
+        return None
+    floor = [row for row in rows if row["residual"] == "floor"]
+    if floor:
+        finding = f"Detectably below full: {_some(floor)}."
+    else:
+        finding = f"Of {plural(len(rows), 'setting')} above the cliff, none is detectably below full."
+    drops = [row["detectable_drop"] for row in rows]
+    if all(known(drop) for drop in drops):
+        ends = dict.fromkeys((fixed(min(drops)), fixed(max(drops))))
+        finding += f" A drop of {join(list(ends), 'to')} would have shown with a chance of 80%."
+    note = (
+        "Above the cliff a small loss may be left, the floor. Not detected does not mean absent: the drop that "
+        "would have shown is the smallest average loss that this sample, with its paired spread, detects four "
+        "times in five (guarded, two-sided, not adjusted); losses below it go unseen."
+    )
+    return Section("residual", "What is left above the cliff", finding, note, (("", table_of(rows, _LEFT)),))
+
+
+def _some(rows: list[dict]) -> str:
+    names = [clean(row["setting"]) for row in rows[:_MOST_NAMED]]
+    if len(rows) > _MOST_NAMED:
+        names = [*names[: _MOST_NAMED - 1], f"{len(rows) - _MOST_NAMED + 1} more"]
+    return join(names)
+
+
+def _turns(report: dict) -> Section | None:
+    turns = report.get("turns")
+    if not turns:
+        return None
+    names = [row["setting"] for row in ordered_settings(report)]
+    drift = {row["setting"]: row for row in report.get("turn_drift") or []}
+    rows = [{"setting": name, "drift": drift.get(name)} for name in names]
+    worse = [row for row in drift.values() if row["p"] < report["alpha"] and row["diff"] < 0]
+    better = [row for row in drift.values() if row["p"] < report["alpha"] and row["diff"] > 0]
+    found = [
+        f"{_some(some)} {'loses' if len(some) == 1 else 'lose'} {how} in the last turn than in the first"
+        for some, how in ((worse, "more"), (better, "less"))
+        if some
+    ]
+    finding = (
+        f"{'; '.join(found)}."
+        if found
+        else "No setting is shown to lose more in the last turn than in the first."
+    )
+    note = (
+        "Turns are counted from 1 here and from 0 in records. Behind the score of a turn stands its difference "
+        "from full precision in the same turn. The change is the difference in the last turn less that in the "
+        "first, conversation by conversation, p Holm-adjusted over the settings."
+    )
+    columns = (_NAME, *(_turn_column(turn) for turn in turns), *_DRIFT)
+    tables = [("", table_of(rows, columns))]
+    if any(result.get("coded_share") is not None for turn in turns for result in turn["settings"].values()):
+        shares = (_NAME, *(_share_column(turn) for turn in turns))
+        tables.append(("Share of the cache that was coded", table_of(rows, shares)))
+    return Section("turns", "Turn by turn", f"{finding}.", note, tuple(tables))
+
+
+_DRIFT = (
+    Column("change [interval]", lambda row: _difference(row["drift"]) if row["drift"] else DASH),
+    Column("p change", lambda row: p_value(row["drift"]["p"]) if row["drift"] else DASH),
+)
+
+
+def _turn_column(turn: dict) -> Column:
+    def cell(row: dict) -> str:
+        result = turn["settings"].get(row["setting"])
+        if result is None:
+            return DASH
+        diff = f" ({signed(result['diff'])})" if known(result["diff"]) else ""
+        return f"{fixed(result['score'])}{diff}"
+
+    return Column(f"turn {turn['turn'] + 1}", cell)
+
+
+def _share_column(turn: dict) -> Column:
+    def cell(row: dict) -> str:
+        return percent((turn["settings"].get(row["setting"]) or {}).get("coded_share"))
+
+    return Column(f"turn {turn['turn'] + 1}", cell)

@@ -47,7 +47,8 @@ class Column:
     """One column: its heading, how a setting's cell is written, and whether cells are numbers.
 
     ``optional`` columns are left out where no setting has a value, and named as missing if ``measured``;
-    ``short`` is a narrower heading.
+    ``short`` is a narrower heading. ``detail`` columns are for documents, not for a terminal; in a very narrow
+    one, the columns marked ``keep`` are shown alone.
     """
 
     title: str
@@ -56,6 +57,8 @@ class Column:
     optional: bool = False
     measured: bool = True
     short: str = ""
+    detail: bool = False
+    keep: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,8 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     missing: tuple[str, ...] = ()
     short_titles: tuple[str, ...] = ()
+    detail: tuple[bool, ...] = ()
+    keep: tuple[bool, ...] = ()
 
 
 def with_interval(value: str, bounds: str) -> str:
@@ -78,10 +83,10 @@ _NAME = Column("setting", lambda row: clean(row["setting"]), numeric=False)
 
 _MAIN = (
     _NAME,
-    Column("verdict", lambda row: row["verdict"], numeric=False),
-    Column("code bits", lambda row: fixed(row["code_bits"])),
+    Column("verdict", lambda row: row["verdict"], numeric=False, keep=True),
+    Column("code bits", lambda row: fixed(row["code_bits"]), keep=True),
     Column("effective bits", lambda row: fixed(row["effective_bits"]), optional=True, short="eff. bits"),
-    Column("score", lambda row: fixed(row["score"])),
+    Column("score", lambda row: fixed(row["score"]), keep=True),
     Column(
         "difference [interval]",
         lambda row: with_interval(signed(row["diff"]), signed_interval(row["diff_ci"])),
@@ -115,6 +120,7 @@ _DETAIL = (
         optional=True,
         measured=False,
     ),
+    Column("detectable drop", lambda row: fixed(row.get("detectable_drop")), optional=True, measured=False),
     Column("p degraded", lambda row: p_value(row["p_degraded"])),
     Column("difference detectable", lambda row: _yes_no(row["detectable"]), numeric=False),
     Column("runaway p", lambda row: p_value(row["runaway_p"]), optional=True),
@@ -167,6 +173,8 @@ def table_of(rows: Sequence[dict], columns: tuple[Column, ...], judged: Sequence
         rows=tuple(zip(*(cells[column.title] for column in kept), strict=True)),
         missing=tuple(column.title for column in empty if column.measured),
         short_titles=tuple(column.short or column.title for column in kept),
+        detail=tuple(column.detail for column in kept),
+        keep=tuple(column.keep for column in kept),
     )
 
 

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from semkv_bench.report.access import cliffs_of, compared_settings, tested_settings
+from semkv_bench.report.access import cliffs_of, compared_settings, telling_settings
 from semkv_bench.report.content import incomplete, remarks
 from semkv_bench.report.formatting import DASH, clean, fixed, known, plain_data, plural, signed
 from semkv_bench.report.sections import sections
@@ -31,6 +31,7 @@ _STYLES = {
     "insensitive": "magenta",
 }
 _GAP = 2
+_NARROW = 60
 _ASCII = str.maketrans({DASH: "-", "…": "~", "≈": "~"})
 
 
@@ -86,7 +87,7 @@ def _sample_words(report: dict, context: dict) -> str:
 
 def _show_tasks(report: dict, printer: "_Printer") -> None:
     reference = report["reference"]
-    names = _interesting(report)
+    names = telling_settings(report)
     key = max([len("task"), *(cell_len(clean(task)) for task in report["tasks"])])
     room = printer.width - min(key, printer.key_width) - _GAP - len("0.000")
     shown = []
@@ -107,22 +108,6 @@ def _show_tasks(report: dict, printer: "_Printer") -> None:
     printer.table(Table(titles, (False,) + (True,) * (len(shown) + 1), tuple(rows)))
     if left:
         printer.line(f"{plural(left, 'more setting')} per task: see report.md or report.html.", "dim")
-
-
-def _interesting(report: dict) -> list[str]:
-    """Tested settings, those that tell most about the cliff first."""
-    cliff = report["cliff"]
-    ends = [cliff["upper_bits"], cliff["lower_bits"]]
-    centre = [end for end in ends if known(end)]
-    centre = sum(centre) / len(centre) if centre else 2.0
-    point = report["operating_point"]
-    first = [cliff["upper_setting"], cliff["lower_setting"], point["setting"] if point else None]
-
-    def key(row: dict):
-        bits = row["code_bits"] if known(row["code_bits"]) else 16.0
-        return (row["setting"] not in first, row["kind"] != "uniform", abs(bits - centre), row["setting"])
-
-    return [row["setting"] for row in sorted(tested_settings(report), key=key)]
 
 
 class _Printer:
@@ -148,17 +133,32 @@ class _Printer:
         self.line(words, "bold underline" if self.console.is_terminal else "")
 
     def table(self, table: Table) -> None:
-        """``table``, broken by columns into as many tables as the width asks for, the first one repeated."""
+        """``table``, broken by columns into as many tables as the width asks for, the first one repeated.
+
+        A narrow console gets one table of the most telling columns, and the names of the others.
+        """
         titles = table.short_titles or table.titles
         widths = [
             max([*(cell_len(word) for word in title.split()), *(cell_len(row[index]) for row in table.rows)])
             for index, title in enumerate(titles)
         ]
         widths[0] = min(widths[0], self.key_width)
-        for number, columns in enumerate(_packed(widths, self.width)):
+        shown = [index for index in range(1, len(titles)) if not (table.detail and table.detail[index])]
+        if self.width < _NARROW:
+            self._narrow(table, shown, widths)
+            return
+        for number, columns in enumerate(_packed(widths, self.width, shown)):
             if number:
                 self.console.print()
             self._part(table, [0, *columns], widths)
+
+    def _narrow(self, table: Table, shown: list[int], widths: list[int]) -> None:
+        telling = [index for index in shown if table.keep and table.keep[index]] or shown
+        columns = _packed(widths, self.width, telling)[0]
+        self._part(table, [0, *columns], widths)
+        left = [table.titles[index] for index in shown if index not in columns]
+        if left:
+            self.line(f"A wider terminal shows {', '.join(left)}.", "dim")
 
     def _part(self, table: Table, columns: list[int], widths: list[int]) -> None:
         part = RichTable(
@@ -195,11 +195,11 @@ def _style(title: str, cell: str) -> str:
     return _STYLES.get(cell, "") if title == "verdict" else ""
 
 
-def _packed(widths: list[int], width: int) -> list[list[int]]:
-    """Columns 1.. in groups whose widths fit into ``width`` beside column 0."""
+def _packed(widths: list[int], width: int, columns: list[int]) -> list[list[int]]:
+    """``columns`` in groups whose widths fit into ``width`` beside column 0."""
     groups: list[list[int]] = [[]]
     room = width - widths[0]
-    for index in range(1, len(widths)):
+    for index in columns:
         need = _GAP + widths[index]
         if groups[-1] and need > room:
             groups.append([])

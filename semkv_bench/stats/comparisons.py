@@ -10,10 +10,13 @@ import pandas as pd
 
 from semkv_bench.stats.contrast import Contrast, Side, contrast, side_of
 from semkv_bench.stats.equivalence import Judgement, holm
+from semkv_bench.stats.guarded import moments
 from semkv_bench.stats.names import Allocated, allocated
 from semkv_bench.stats.options import StatsOptions
 from semkv_bench.stats.pairing import PairedScores, SettingInfo
+from semkv_bench.stats.power import detectable_drops, residuals
 from semkv_bench.stats.rankings import rankings
+from semkv_bench.stats.turns import by_turn, recorded_units, runaway_detector, turn_drift
 
 __all__ = ["deletion", "interpolation", "with_comparisons"]
 
@@ -25,19 +28,47 @@ _SAME_MEMORY = 1.005
 def with_comparisons(
     report: dict, records: pd.DataFrame, paired: PairedScores, judgement: Judgement, options: StatsOptions
 ) -> dict:
-    """``report`` with the fields ``interpolation``, ``rankings`` and ``deletion``.
+    """``report`` with what it says beyond the grid.
 
-    All are lists, empty where the settings give nothing to compare. The rows of ``settings`` say in
-    ``allocation`` which tokens get what, as far as their names do.
+    ``interpolation``, ``rankings``, ``deletion``, ``turns`` and ``turn_drift`` are lists, empty where there is
+    nothing to compare; ``runaway_detector`` is an object or null. The rows of ``settings`` say in
+    ``allocation`` which tokens get what, as far as their names do, in ``detectable_drop`` which drop could
+    have been seen, and in ``residual`` what is left above the cliff.
     """
     known = {paired.settings[each.index].name: each.description() for each in allocated(paired.settings)}
     return {
         **report,
-        "settings": [{**row, "allocation": known.get(row["setting"])} for row in report["settings"]],
+        "settings": [
+            {**row, "allocation": known.get(row["setting"]), **more}
+            for row, more in zip(
+                report["settings"], _sensitivity(report, paired, judgement, options), strict=True
+            )
+        ],
+        "n_units_recorded": recorded_units(records),
+        "n_turns": int(records["turn"].nunique()),
         "interpolation": interpolation(paired, options),
         "rankings": rankings(paired, options),
         "deletion": deletion(paired, options),
+        "turns": by_turn(records, options),
+        "turn_drift": turn_drift(records, paired, options),
+        "runaway_detector": runaway_detector(records, paired, options),
     }
+
+
+def _sensitivity(
+    report: dict, paired: PairedScores, judgement: Judgement, options: StatsOptions
+) -> list[dict]:
+    """``detectable_drop`` and ``residual`` of every setting, null for the reference."""
+    reference = moments(
+        paired.references["score"], paired.references["score"], paired.tasks, options.average
+    ).mean
+    drops = detectable_drops(judgement.moments, reference, options)
+    below = judgement.detectable & (judgement.moments.mean < 0)
+    left = residuals(paired.settings, judgement.verdicts, below, report["cliffs"])
+    return [
+        {"detectable_drop": None if i == 0 or np.isnan(drop) else float(drop), "residual": left[i]}
+        for i, drop in enumerate(drops)
+    ]
 
 
 def interpolation(paired: PairedScores, options: StatsOptions) -> list[dict]:

@@ -1,0 +1,83 @@
+"""What a run could have detected: the smallest drop that would have shown, and what is left above the cliff."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from scipy import stats
+
+from semkv_bench.stats.guarded import Moments, upper_side
+from semkv_bench.stats.options import StatsOptions
+from semkv_bench.stats.pairing import SettingInfo
+
+__all__ = ["POWER", "detectable_drops", "residuals"]
+
+POWER = 0.8
+HOLDING = ("equivalent", "floor")
+_STEPS = 1000
+_SAME_BITS = 1e-9
+
+
+def detectable_drops(m: Moments, reference: np.ndarray, options: StatsOptions) -> np.ndarray:
+    """Smallest average drop per setting, [S], that ``detectable`` would have shown with a chance of 80 %.
+
+    ``m`` are the moments of the paired differences, ``reference`` [S] the reference's average scores, which
+    bound the drop. The test is the guarded one at ``alpha``, two-sided and not adjusted. The variance is the
+    one observed and that of the losses that the drop would add: ties alone have none, yet a sample with a drop
+    would not consist of ties. NaN where no drop could have been detected.
+    """
+    drops = np.linspace(0, 1, _STEPS + 1)[1:, None]  # [G, 1]
+    flat = _dropped(m, drops)
+    side = upper_side(flat)
+    reach = side.at(stats.t.isf(options.alpha / 2, side.df))
+    shortfall = reach + stats.norm.isf(1 - POWER) * np.sqrt(flat.variance / flat.n_eff)
+    short = shortfall.reshape(len(drops), -1) > 0  # [G, S]
+    # Beyond the last drop that is missed, everything is found.
+    first = np.where(short.any(axis=0), len(drops) - np.argmax(short[::-1], axis=0), 0)
+    found = np.full(short.shape[1], np.nan)
+    able = first < len(drops)
+    found[able] = drops[first[able], 0]
+    return np.where(found <= reference, found, np.nan)
+
+
+def _dropped(m: Moments, drops: np.ndarray) -> Moments:
+    """``m`` as it would be with average ``-drops`` [G, 1], flattened to [G * S].
+
+    What is missing of the drop comes as whole losses on top of the differences observed.
+    """
+    missing = np.maximum(drops + np.minimum(m.mean, 0), 0)
+    loss = np.maximum(np.maximum(m.stake, m.spread), drops)
+    share = missing / loss
+    changed = {
+        "mean": np.broadcast_to(-drops, loss.shape),
+        "variance": m.variance + missing * (loss - missing),
+        "third": m.third - loss**3 * share * (1 - share) * (1 - 2 * share),
+        "differing": m.differing + m.n_eff * share,
+        "spread": np.where(missing > 0, loss, m.spread),
+    }
+    whole = {name: np.broadcast_to(getattr(m, name), loss.shape) for name in m.__dataclass_fields__}
+    return replace(m, **{name: values.ravel() for name, values in {**whole, **changed}.items()})
+
+
+def residuals(
+    settings: Sequence[SettingInfo],
+    verdicts: Sequence[str],
+    below: np.ndarray,
+    cliffs: Mapping[str, Mapping],
+) -> list[str | None]:
+    """Per setting ``floor`` or ``not detected`` above the cliff, None elsewhere.
+
+    Above the cliff are the uniform settings from its upper end on, and mixed and pruned settings that hold.
+    ``below`` [S] says whether a setting is detectably below the reference.
+    """
+    found: list[str | None] = []
+    for i, info in enumerate(settings):
+        if info.kind == "uniform":
+            edge = cliffs.get(info.quantizer or "", {}).get("upper_bits")
+            above = edge is not None and info.code_bits is not None and info.code_bits >= edge - _SAME_BITS
+        else:
+            above = info.kind != "full" and verdicts[i] in HOLDING
+        found.append(("floor" if below[i] else "not detected") if above else None)
+    return found

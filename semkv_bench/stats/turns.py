@@ -1,0 +1,164 @@
+"""Conversations turn by turn, and how often full precision itself runs away."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from semkv_bench.foreign import REFERENCE, UNIT
+from semkv_bench.stats.contrast import Side, contrast
+from semkv_bench.stats.equivalence import holm
+from semkv_bench.stats.guarded import guarded_interval, moments, score_interval
+from semkv_bench.stats.options import StatsOptions
+from semkv_bench.stats.pairing import PairedScores, pair
+
+__all__ = ["by_turn", "recorded_units", "runaway_detector", "turn_drift"]
+
+_EXAMPLE = ["task", "example_id"]
+
+
+def recorded_units(records: pd.DataFrame) -> int:
+    """Examples with their seeds, however many turns each has."""
+    whole = records[records["setting"] == REFERENCE]
+    return len(whole[["task", "example_id", "seed"]].drop_duplicates())
+
+
+def by_turn(records: pd.DataFrame, options: StatsOptions) -> list[dict]:
+    """Score and paired difference of every setting in every turn; empty where there is but one turn."""
+    numbers = sorted(records["turn"].unique())
+    if len(numbers) < 2:
+        return []
+    # A turn may come before anything is coded, so reads of the cache are asked of the whole run only.
+    records = records.drop(columns="quantized_reads", errors="ignore")
+    found = []
+    for number in numbers:
+        part = records[records["turn"] == number]
+        if (part["setting"] == REFERENCE).any() and (part["setting"] != REFERENCE).any():
+            found.append(_turn(int(number), part.reset_index(drop=True), options))
+    return found
+
+
+def _turn(number: int, records: pd.DataFrame, options: StatsOptions) -> dict:
+    paired = pair(records, options)
+    here = np.flatnonzero(~np.isnan(paired.measures["score"]).all(axis=0))
+    scores = paired.measures["score"][:, here]
+    differences = moments(
+        paired.differences[:, here], paired.references["score"][:, here], paired.tasks, options.average
+    )
+    low, high = guarded_interval(differences, options.confidence)
+    averages = moments(scores, scores, paired.tasks, options.average).mean
+    shares = _shares(records)
+    return {
+        "turn": number,
+        "n_clusters": len(paired.tasks),
+        "settings": {
+            paired.settings[i].name: {
+                "score": float(averages[k]),
+                "diff": None if i == 0 else float(differences.mean[k]),
+                "diff_ci": [None, None] if i == 0 else [float(low[k]), float(high[k])],
+                "n_clusters": int(differences.clusters[k]),
+                "coded_share": shares.get(paired.settings[i].name),
+            }
+            for k, i in enumerate(here)
+        },
+    }
+
+
+def _shares(records: pd.DataFrame) -> dict[str, float]:
+    """Mean share of the cache that was coded, per setting, where records tell."""
+    if "coded_share" not in records:
+        return {}
+    share = pd.to_numeric(records["coded_share"], errors="coerce")
+    mean = share.groupby(records["setting"]).mean().dropna()
+    return {name: float(value) for name, value in mean.items()}
+
+
+def turn_drift(records: pd.DataFrame, paired: PairedScores, options: StatsOptions) -> list[dict]:
+    """Does a setting lose more in the last turn than in the first? One entry per setting but the reference.
+
+    The difference from the reference in the last turn less that in the first, conversation by conversation;
+    p-values Holm-adjusted over the settings. Empty where there is but one turn.
+    """
+    numbers = sorted(records["turn"].unique())
+    names = [info.name for info in paired.settings[1:] if info.kind != "full"]
+    if len(numbers) < 2 or not names:
+        return []
+    first, last = numbers[0], numbers[-1]
+    tasks, sides = _sides(records, names, (first, last))
+    result = contrast(sides[last], sides[first], tasks, options)
+    adjusted = holm(result.p_difference)
+    return [
+        {
+            "setting": name,
+            "first_turn": int(first),
+            "last_turn": int(last),
+            "n_clusters": int(result.clusters[k]),
+            "diff": _doubled(result.value("mean", k)),
+            "diff_ci": [_doubled(end) for end in result.interval(k)],
+            "p": float(adjusted[k]),
+        }
+        for k, name in enumerate(names)
+    ]
+
+
+def _doubled(value: float | None) -> float | None:
+    return None if value is None else 2 * value
+
+
+def _sides(
+    records: pd.DataFrame, names: list[str], turns: tuple[int, int]
+) -> tuple[np.ndarray, dict[int, Side]]:
+    """Task codes [N] of the examples and both turns' mean scores, halved: their difference spans -2 to 2."""
+    scored = records[[*UNIT, "setting", "score"]]
+    whole = scored[scored["setting"] == REFERENCE].set_index(UNIT)["score"].rename("reference")
+    scored = scored.join(whole, on=UNIT, how="inner")
+    means = scored.groupby([*_EXAMPLE, "turn", "setting"])[["score", "reference"]].mean() / 2
+    examples = means.index.droplevel(["turn", "setting"]).unique().sort_values()
+    tasks = pd.factorize(examples.get_level_values("task"), sort=True)[0]
+    sides = {}
+    for turn in turns:
+        part = means.xs(turn, level="turn").unstack("setting")
+        tables = {
+            name: part[name].reindex(index=examples, columns=names).to_numpy(dtype=float)
+            for name in ("score", "reference")
+        }
+        sides[turn] = Side(tables["score"], tables["reference"])
+    return tasks, sides
+
+
+def runaway_detector(records: pd.DataFrame, paired: PairedScores, options: StatsOptions) -> dict | None:
+    """How often the reference's own outputs count as runaway: the detector's rate of false alarms.
+
+    ``loops`` are those that looped. Where records have no ``loop``, an output that was stopped short of its
+    task's largest number of new tokens can only have looped; ``loops_exact`` is then false, and null loops
+    mean that records do not tell. None where runaways are not recorded.
+    """
+    values = paired.measures["runaway"][:, :1]
+    if np.isnan(values).all():
+        return None
+    known = records[(records["setting"] == REFERENCE) & records["runaway"].notna()]
+    flagged = known[known["runaway"] > 0]
+    m = moments(values, values, paired.tasks, options.average)
+    low, high = score_interval(m, options.confidence)
+    loops, exact = _loops(records, flagged)
+    return {
+        "outputs": len(known),
+        "runaway": len(flagged),
+        "rate": float(m.mean[0]),
+        "rate_ci": [float(np.clip(end[0], 0, 1)) for end in (low, high)],
+        "loops": loops,
+        "loops_exact": exact,
+    }
+
+
+def _loops(records: pd.DataFrame, flagged: pd.DataFrame) -> tuple[int | None, bool]:
+    if "loop" in records and flagged["loop"].notna().all():
+        return int(flagged["loop"].map(lambda value: str(value).lower() in ("true", "1", "1.0")).sum()), True
+    if "new_tokens" not in records:
+        return None, False
+    tokens = pd.to_numeric(records["new_tokens"], errors="coerce")
+    limit = tokens.groupby(records["task"]).max()
+    own = tokens[flagged.index]
+    if own.isna().any():
+        return None, False
+    return int((own < flagged["task"].map(limit)).sum()), False
