@@ -30,6 +30,7 @@ _SUMMARY = """semkv-bench measures where an LLM's quality falls off a cliff as i
 
   semkv-bench sweep model=smollm2 quantizer=affine task=synthetic     run or resume a sweep
   semkv-bench cliff-report [run=DIR | records=FILE]                   statistics and report
+  semkv-bench cliff-report runs=[DIR,DIR,...]                         cliffs of several runs side by side
   semkv-bench recipe model=smollm2 quantizer=affine                   cliff, then mixes just above it
   semkv-bench regress [run=DIR]                                       did the cliff move since the baseline?
   semkv-bench storage quantizer=affine grid.levels=[6,5]              bits per value, cache bytes
@@ -180,7 +181,7 @@ def _run_plan(plan: "Plan", config: "DictConfig", plain: bool = False, out: Cons
 
 
 def _cliff_report(arguments: list[str]) -> int:
-    from semkv_bench.cliff_report import make_report
+    from semkv_bench.cliff_report import given_options, make_report
     from semkv_bench.config import compose_config
 
     # Hydra would take model= for the group of models.
@@ -189,6 +190,11 @@ def _cliff_report(arguments: list[str]) -> int:
     keys = [override.lstrip("+").partition("=")[0] for override in overrides]
     whole = set(config.stats) if "stats" in keys else set()
     changed = whole | {key.removeprefix("stats.") for key in keys if key.startswith("stats.")}
+    if config.runs is not None:
+        from semkv_bench.overview import make_overview
+
+        make_overview(config, given_options(config, changed), _out)
+        return 0
     make_report(config, changed, _out)
     return 0
 

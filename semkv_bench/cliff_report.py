@@ -19,7 +19,7 @@ from semkv_bench.records import read_run, read_sessions
 from semkv_bench.stats import StatsOptions, analyze
 from semkv_bench.sweep import RUNS, newest_run
 
-__all__ = ["make_report"]
+__all__ = ["analysed_run", "given_options", "make_report", "portable", "run_report"]
 
 
 @dataclass(frozen=True)
@@ -53,17 +53,28 @@ def run_report(path: Path, console: Console) -> tuple[dict[str, Any], Path]:
 
 
 def _write_and_show(source: _Source, console: Console) -> dict[str, Any]:
+    result = _analysed(source)
+    if "protocol" in source.context:
+        result["batching"] = _batching_noise(source.frame)
+    written = report.write(result, source.frame, source.context, source.out)
+    report.show(result, source.context, console)
+    console.print(f"\nreport: {written.get('report.html', source.out)}", highlight=False, soft_wrap=True)
+    return result
+
+
+def analysed_run(path: Path, given: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    """Statistics of a run folder, with the options ``given`` in place of its own, and its planned examples."""
+    source = _of_run(path, given)
+    return _analysed(source), source.context["planned_examples"]
+
+
+def _analysed(source: _Source) -> dict[str, Any]:
     look = None if source.standing is None else source.standing.look
     result = analyze(
         source.frame, source.options, chance=source.chance, preregistered=source.preregistered, look=look
     )
     if source.standing is not None:
         result["sequential"] |= source.standing.facts
-    if "protocol" in source.context:
-        result["batching"] = _batching_noise(source.frame)
-    written = report.write(result, source.frame, source.context, source.out)
-    report.show(result, source.context, console)
-    console.print(f"\nreport: {written.get('report.html', source.out)}", highlight=False, soft_wrap=True)
     return result
 
 
@@ -73,9 +84,13 @@ def _own(config: DictConfig, changed: Collection[str]) -> _Source:
         raise MissingError(
             f"there is no run under {RUNS}; run `semkv-bench sweep` first, or give run=DIR or records=FILE"
         )
-    given = {name: config.stats[name] for name in changed if name in config.stats}
-    source = _of_run(path, given)
+    source = _of_run(path, given_options(config, changed))
     return source if config.out is None else replace(source, out=Path(config.out).expanduser())
+
+
+def given_options(config: DictConfig, changed: Collection[str]) -> dict[str, Any]:
+    """The statistics options that the user gave."""
+    return {name: config.stats[name] for name in changed if name in config.stats}
 
 
 def _of_run(path: Path, given: dict[str, Any]) -> _Source:
@@ -88,9 +103,9 @@ def _of_run(path: Path, given: dict[str, Any]) -> _Source:
     fixed = StatsOptions(**protocol["stats"])
     options = replace(fixed, **given)
     context = {
-        "source": str(path),
-        "protocol": protocol,
-        "config": _read_config(path),
+        "source": portable(path),
+        "protocol": _portable_values(protocol),
+        "config": _portable_values(_read_config(path)),
         "environment": _environment(read_sessions(path)),
         "prompts": protocol["prompts"],
         "seeds": protocol["seeds"],
@@ -110,7 +125,29 @@ def _foreign(config: DictConfig) -> _Source:
         raise UsageError(f"out={out} is the folder of a run, whose report would be replaced; choose another")
     if out.exists() and not out.is_dir():
         raise UsageError(f"out={out} is a file; give a folder")
-    return _Source(frame, stats_options(config), False, {}, {"source": str(path)}, out)
+    return _Source(frame, stats_options(config), False, {}, {"source": portable(path)}, out)
+
+
+def portable(path: Path) -> str:
+    """``path`` relative to the current folder where it lies below it, else its last part.
+
+    Reports are committed and passed on; where a folder lay on somebody's machine is nobody's business.
+    """
+    whole, here = path.expanduser().resolve(), Path.cwd().resolve()
+    if whole.is_relative_to(here) and whole != here:
+        return whole.relative_to(here).as_posix()
+    return whole.name
+
+
+def _portable_values(tree: Any) -> Any:
+    """``tree`` with the paths in it written as :func:`portable` does."""
+    if isinstance(tree, dict):
+        return {key: _portable_values(value) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [_portable_values(value) for value in tree]
+    if isinstance(tree, str) and tree[:1] in ("/", "~") and tree.strip("/~"):
+        return portable(Path(tree))
+    return tree
 
 
 def _batching_noise(frame: pd.DataFrame) -> dict[str, Any] | None:

@@ -108,6 +108,7 @@ class _Regress(_Sweep):
 class _CliffReport:
     stats: _Stats = field(default_factory=_Stats)
     run: str | None = None
+    runs: Any = None
     records: str | None = None
     records_model: str | None = None
     out: str | None = None

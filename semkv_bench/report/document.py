@@ -35,7 +35,7 @@ from semkv_bench.report.verdict import (
     subject,
 )
 
-__all__ = ["json_bytes", "write"]
+__all__ = ["json_bytes", "render", "write"]
 
 # An underscore inside a word means nothing in GitHub's Markdown and stays readable unescaped.
 _MARKDOWN_SIGNS = re.compile(r"[\\`*\[|~$]|(?<![0-9A-Za-z])_|_(?![0-9A-Za-z])")
@@ -54,8 +54,8 @@ def write(report: dict, frame: pd.DataFrame, context: dict, out: Path) -> dict[s
     page = _page(report, frame, context, figures)
     contents = {
         "report.json": json_bytes(report),
-        "report.md": _render("report.md.j2", page),
-        "report.html": _render("report.html.j2", page),
+        "report.md": render("report.md.j2", page),
+        "report.html": render("report.html.j2", page),
     }
     for figure in figures:
         contents[f"figures/{figure.name}.svg"] = figure.svg.encode()
@@ -160,7 +160,8 @@ def _configurations(context: dict) -> list[tuple[str, str]]:
     ]
 
 
-def _render(name: str, page: Mapping) -> bytes:
+def render(name: str, page: Mapping) -> bytes:
+    """The template ``name`` filled with ``page``; HTML is escaped."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("semkv_bench.report", "templates"),
         autoescape=lambda template: template is not None and ".html" in template,

@@ -24,6 +24,7 @@ from semkv_bench.report.formatting import (
     fixed,
     known,
     levels_of,
+    p_value,
     percent,
     shorten,
     signed,
@@ -134,6 +135,33 @@ def _paint_runaway(report: dict, points: list[dict], axes: Axes) -> None:
     top = max(0.1, *rates) * 1.06
     axes.set_ylim(-0.03 * top, top)
     axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}%")
+    _name_chances(points, axes)
+
+
+def _name_chances(points: list[dict], axes: Axes) -> None:
+    """The exact McNemar p beside every grid point, as far as the labels do not run into each other."""
+    figure = axes.get_figure()
+    figure.draw_without_rendering()
+    renderer = figure.canvas.get_renderer()
+    taken: list = []
+    for row in points:
+        if row["kind"] != "uniform" or not known(row["runaway_p"]):
+            continue
+        value = p_value(row["runaway_p"])
+        text = axes.annotate(
+            f"p{value}" if value[0] in "<>" else f"p={value}",
+            (row["code_bits"], row["runaway_rate"]),
+            xytext=(0, 6),
+            textcoords="offset points",
+            ha="center",
+            fontsize=6.5,
+            color=PALETTE["muted"],
+        )
+        box = text.get_window_extent(renderer)
+        if any(box.overlaps(other) for other in taken):
+            text.remove()
+            continue
+        taken.append(box)
 
 
 def _paint_divergence(report: dict, points: list[dict], axes: Axes) -> None:
@@ -205,7 +233,10 @@ _PAINTERS = {
         _BITS_LABEL,
         "runaway generations",
         lambda row: known(row["code_bits"]) and known(row["runaway_rate"]),
-        lambda row: percent(row["runaway_rate"]),
+        lambda row: (
+            percent(row["runaway_rate"])
+            + (f" (exact McNemar p {p_value(row['runaway_p'])})" if known(row["runaway_p"]) else "")
+        ),
         _paint_runaway,
     ),
     "kl_vs_bits": _Painter(

@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from semkv_bench.report.access import telling_settings
+from semkv_bench.report.access import ordered_settings, telling_settings
 from semkv_bench.report.axes import (
     FIGURE_SIZE,
     PALETTE,
@@ -147,7 +147,7 @@ def draw_turns(report: dict) -> Drawn | None:
     if not turns:
         return None
     names = [name for name in telling_settings(report) if any(name in turn["settings"] for turn in turns)]
-    shown = names[:_MOST_LINES]
+    shown = sorted(names[:_MOST_LINES], key=[row["setting"] for row in ordered_settings(report)].index)
     title = "Turn by turn"
     with drawing("semkv-bench turns"):
         figure = Figure(figsize=(FIGURE_SIZE[0], 5.6), layout="constrained")

@@ -84,7 +84,7 @@ _NAME = Column("setting", lambda row: clean(row["setting"]), numeric=False)
 _MAIN = (
     _NAME,
     Column("verdict", lambda row: row["verdict"], numeric=False, keep=True),
-    Column("code bits", lambda row: fixed(row["code_bits"]), keep=True),
+    Column("code bits", lambda row: fixed(row["code_bits"])),
     Column("effective bits", lambda row: fixed(row["effective_bits"]), optional=True, short="eff. bits"),
     Column("score", lambda row: fixed(row["score"]), keep=True),
     Column(

@@ -20,7 +20,7 @@ from semkv_bench.report.verdict import (
     operating_point_words,
 )
 
-__all__ = ["show"]
+__all__ = ["show", "show_table"]
 
 _STYLES = {
     "reference": "dim",
@@ -72,6 +72,13 @@ def show(report: dict, context: dict, console: Console) -> None:
     _show_tasks(report, printer)
 
 
+def show_table(table: Table, console: Console, title: str) -> None:
+    """Print ``table`` under ``title``, in as many parts as the width asks for."""
+    printer = _Printer(console)
+    printer.heading(title)
+    printer.table(table)
+
+
 def _sample_words(report: dict, context: dict) -> str:
     sizes = [
         (report["n_examples"], "example"),
@@ -116,7 +123,7 @@ class _Printer:
     def __init__(self, console: Console) -> None:
         self.console = console
         self.width = console.width
-        self.key_width = max(12, console.width // 4)
+        self.key_width = max(12, console.width // 4 if console.width >= _NARROW else console.width * 9 // 20)
         self.ascii = not console.encoding.lower().startswith("utf")
 
     def text(self, words: str, style: str = "") -> Text:

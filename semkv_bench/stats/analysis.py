@@ -87,7 +87,7 @@ def analyze(
         "noise_floor": _noise_floor(settings),
         "warnings": _warnings(paired),
     }
-    return with_comparisons(report, records, paired, judgement, options)
+    return with_comparisons(report, records, paired, judgement, options, look)
 
 
 def chance_level(paired: PairedScores, options: StatsOptions, chance: Mapping[str, float]) -> float:

@@ -16,6 +16,7 @@ from semkv_bench.stats.options import StatsOptions
 from semkv_bench.stats.pairing import PairedScores, SettingInfo
 from semkv_bench.stats.power import detectable_drops, residuals
 from semkv_bench.stats.rankings import rankings
+from semkv_bench.stats.spending import Look
 from semkv_bench.stats.turns import by_turn, recorded_units, runaway_detector, turn_drift
 
 __all__ = ["deletion", "interpolation", "with_comparisons"]
@@ -26,7 +27,12 @@ _SAME_MEMORY = 1.005
 
 
 def with_comparisons(
-    report: dict, records: pd.DataFrame, paired: PairedScores, judgement: Judgement, options: StatsOptions
+    report: dict,
+    records: pd.DataFrame,
+    paired: PairedScores,
+    judgement: Judgement,
+    options: StatsOptions,
+    look: Look | None = None,
 ) -> dict:
     """``report`` with what it says beyond the grid.
 
@@ -41,28 +47,28 @@ def with_comparisons(
         "settings": [
             {**row, "allocation": known.get(row["setting"]), **more}
             for row, more in zip(
-                report["settings"], _sensitivity(report, paired, judgement, options), strict=True
+                report["settings"], _sensitivity(report, paired, judgement, options, look), strict=True
             )
         ],
         "n_units_recorded": recorded_units(records),
         "n_turns": int(records["turn"].nunique()),
-        "interpolation": interpolation(paired, options),
+        "interpolation": interpolation(paired, options, look),
         "rankings": rankings(paired, options),
-        "deletion": deletion(paired, options),
-        "turns": by_turn(records, options),
-        "turn_drift": turn_drift(records, paired, options),
-        "runaway_detector": runaway_detector(records, paired, options),
+        "deletion": deletion(paired, options, look),
+        "turns": by_turn(records, options, look),
+        "turn_drift": turn_drift(records, paired, options, look),
+        "runaway_detector": runaway_detector(records, paired, options, look),
     }
 
 
 def _sensitivity(
-    report: dict, paired: PairedScores, judgement: Judgement, options: StatsOptions
+    report: dict, paired: PairedScores, judgement: Judgement, options: StatsOptions, look: Look | None
 ) -> list[dict]:
     """``detectable_drop`` and ``residual`` of every setting, null for the reference."""
     reference = moments(
         paired.references["score"], paired.references["score"], paired.tasks, options.average
     ).mean
-    drops = detectable_drops(judgement.moments, reference, options)
+    drops = detectable_drops(judgement.moments, reference, options, look)
     below = judgement.detectable & (judgement.moments.mean < 0)
     left = residuals(paired.settings, judgement.verdicts, below, report["cliffs"])
     return [
@@ -71,7 +77,7 @@ def _sensitivity(
     ]
 
 
-def interpolation(paired: PairedScores, options: StatsOptions) -> list[dict]:
+def interpolation(paired: PairedScores, options: StatsOptions, look: Look | None = None) -> list[dict]:
     """Is the score of a two-level mix on the line between its ends?
 
     One entry per mix whose two ends were run as uniform settings (or as mixes of fraction 0 and 1): the
@@ -88,8 +94,8 @@ def interpolation(paired: PairedScores, options: StatsOptions) -> list[dict]:
     share = np.array([mix.share for mix in mixes])
     high, low = (side_of(paired, [found[k] for found in ends]) for k in (1, 2))
     line = Side(_mixed(high.scores, low.scores, share), _mixed(high.references, low.references, share))
-    result = contrast(side_of(paired, [mix.index for mix in mixes]), line, paired.tasks, options)
-    apart = contrast(high, low, paired.tasks, options)
+    result = contrast(side_of(paired, [mix.index for mix in mixes]), line, paired.tasks, options, look)
+    apart = contrast(high, low, paired.tasks, options, look)
     words = ("on the line", "above the line", "below the line")
     judged = _judged(result, options, words)
     return [
@@ -140,7 +146,7 @@ def _end(paired: PairedScores, mix: Allocated, levels: int, share: float) -> int
     return min(alike, key=lambda other: (other.metric != mix.metric, other.metric)).index if alike else None
 
 
-def deletion(paired: PairedScores, options: StatsOptions) -> list[dict]:
+def deletion(paired: PairedScores, options: StatsOptions, look: Look | None = None) -> list[dict]:
     """Is it better to delete tokens, or to keep all of them at fewer bits, for the same memory?
 
     Every pruned setting is compared with the uniform and the mixed setting of each quantizer that are nearest
@@ -156,7 +162,7 @@ def deletion(paired: PairedScores, options: StatsOptions) -> list[dict]:
             pairs += [(i, j) for j in found] or [(i, None)]
     matched = [pair for pair in pairs if pair[1] is not None]
     first, second = (side_of(paired, [pair[k] for pair in matched]) for k in (0, 1))
-    result = contrast(first, second, paired.tasks, options)
+    result = contrast(first, second, paired.tasks, options, look)
     words = ("alike within the margin", "deletion loses less", "deletion loses more")
     judged = dict(zip(matched, _judged(result, options, words), strict=True))
     scores = {pair: (result.value("first", k), result.value("second", k)) for k, pair in enumerate(matched)}

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from semkv_bench.stats.equivalence import over_all_looks, p_within
 from semkv_bench.stats.guarded import TIE, guarded_interval, moments, p_above, p_below
 from semkv_bench.stats.options import StatsOptions
 from semkv_bench.stats.pairing import PairedScores
+from semkv_bench.stats.spending import Look
 
 __all__ = ["Contrast", "Side", "contrast", "side_of"]
 
@@ -56,16 +58,19 @@ def side_of(paired: PairedScores, columns: list[int]) -> Side:
     return Side(paired.measures["score"][:, columns], paired.references["score"][:, columns])
 
 
-def contrast(first: Side, second: Side, tasks: np.ndarray, options: StatsOptions) -> Contrast:
+def contrast(
+    first: Side, second: Side, tasks: np.ndarray, options: StatsOptions, look: Look | None = None
+) -> Contrast:
     """Compare two sides column by column over the clusters that have both.
 
     The guarded interval tells a loss from a gain: it is made for a setting against its reference. Here either
     side may be the better one, so both directions are formed and the wider bound and the larger p are taken.
+    At a ``look`` of a sequential run all holds over all looks.
     """
     total = first.scores.shape[1]
     starts = range(0, total, _CHUNK)
-    parts = [_contrast(_cut(first, s), _cut(second, s), tasks, options) for s in starts] or [
-        _contrast(first, second, tasks, options)
+    parts = [_contrast(_cut(first, s), _cut(second, s), tasks, options, look) for s in starts] or [
+        _contrast(first, second, tasks, options, look)
     ]
     return Contrast(
         **{name: np.concatenate([getattr(part, name) for part in parts]) for name in _fields(parts[0])}
@@ -80,7 +85,9 @@ def _cut(side: Side, start: int) -> Side:
     return Side(side.scores[:, start : start + _CHUNK], side.references[:, start : start + _CHUNK])
 
 
-def _contrast(first: Side, second: Side, tasks: np.ndarray, options: StatsOptions) -> Contrast:
+def _contrast(
+    first: Side, second: Side, tasks: np.ndarray, options: StatsOptions, look: Look | None
+) -> Contrast:
     size = first.scores.shape[1]
     out = {name: np.full(size, np.nan) for name in Contrast.__dataclass_fields__}
     out["clusters"] = np.zeros(size, dtype=int)
@@ -95,20 +102,17 @@ def _contrast(first: Side, second: Side, tasks: np.ndarray, options: StatsOption
     one, two = (np.where(np.isnan(difference), np.nan, side.scores[:, here]) for side in (first, second))
     forth = moments(difference, two, tasks, options.average)
     back = moments(-difference, one, tasks, options.average)
-    low, high = guarded_interval(forth, options.confidence)
-    back_low, back_high = guarded_interval(back, options.confidence)
+    confidence = options.confidence if look is None else look.confidence(options.confidence)
+    low, high = guarded_interval(forth, confidence)
+    back_low, back_high = guarded_interval(back, confidence)
     above = np.maximum(p_above(forth, 0.0), p_below(back, 0.0))
     below = np.maximum(p_below(forth, 0.0), p_above(back, 0.0))
-    sides = [test(m, end) for m in (forth, back) for test, end in _within(options.margin)]
+    within = np.maximum(p_within(forth, options, look), p_within(back, options, look))
     out["clusters"][here] = forth.clusters.astype(int)
     out["first"][here] = moments(one, one, tasks, options.average).mean
     out["second"][here] = moments(two, two, tasks, options.average).mean
     out["mean"][here] = forth.mean
     out["low"][here], out["high"][here] = np.minimum(low, -back_high), np.maximum(high, -back_low)
-    out["p_difference"][here] = np.minimum(1.0, 2 * np.minimum(above, below))
-    out["p_equivalence"][here] = np.max(sides, axis=0)
+    out["p_difference"][here] = np.minimum(1.0, 2 * over_all_looks(np.minimum(above, below), look))
+    out["p_equivalence"][here] = over_all_looks(within, look)
     return Contrast(**out)
-
-
-def _within(margin: float) -> tuple:
-    return ((p_above, -margin), (p_below, margin))

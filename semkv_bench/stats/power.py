@@ -11,6 +11,7 @@ from scipy import stats
 from semkv_bench.stats.guarded import Moments, upper_side
 from semkv_bench.stats.options import StatsOptions
 from semkv_bench.stats.pairing import SettingInfo
+from semkv_bench.stats.spending import Look
 
 __all__ = ["POWER", "detectable_drops", "residuals"]
 
@@ -20,18 +21,22 @@ _STEPS = 1000
 _SAME_BITS = 1e-9
 
 
-def detectable_drops(m: Moments, reference: np.ndarray, options: StatsOptions) -> np.ndarray:
+def detectable_drops(
+    m: Moments, reference: np.ndarray, options: StatsOptions, look: Look | None = None
+) -> np.ndarray:
     """Smallest average drop per setting, [S], that ``detectable`` would have shown with a chance of 80 %.
 
     ``m`` are the moments of the paired differences, ``reference`` [S] the reference's average scores, which
     bound the drop. The test is the guarded one at ``alpha``, two-sided and not adjusted. The variance is the
     one observed and that of the losses that the drop would add: ties alone have none, yet a sample with a drop
-    would not consist of ties. NaN where no drop could have been detected.
+    would not consist of ties. NaN where no drop could have been detected. At a ``look`` of a sequential run it
+    is that look's test.
     """
     drops = np.linspace(0, 1, _STEPS + 1)[1:, None]  # [G, 1]
     flat = _dropped(m, drops)
     side = upper_side(flat)
-    reach = side.at(stats.t.isf(options.alpha / 2, side.df))
+    tail = options.alpha / 2 if look is None else look.level(options.alpha / 2)
+    reach = side.at(stats.t.isf(tail, side.df))
     shortfall = reach + stats.norm.isf(1 - POWER) * np.sqrt(flat.variance / flat.n_eff)
     short = shortfall.reshape(len(drops), -1) > 0  # [G, S]
     # Beyond the last drop that is missed, everything is found.

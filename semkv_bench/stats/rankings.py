@@ -13,13 +13,14 @@ from semkv_bench.stats.guarded import score_interval
 from semkv_bench.stats.names import Allocated, allocated
 from semkv_bench.stats.options import StatsOptions
 from semkv_bench.stats.pairing import PairedScores
+from semkv_bench.stats.spending import Look
 
 __all__ = ["letters", "rankings"]
 
 CONTROL = "random"
 
 
-def rankings(paired: PairedScores, options: StatsOptions) -> list[dict]:
+def rankings(paired: PairedScores, options: StatsOptions, look: Look | None = None) -> list[dict]:
     """One entry per allocation that several metrics share: same levels and fraction, or same share kept.
 
     Per metric: its score, the paired difference to the best metric of the sample and to ``random``, each with
@@ -31,13 +32,14 @@ def rankings(paired: PairedScores, options: StatsOptions) -> list[dict]:
     for each in allocated(paired.settings):
         groups.setdefault(each.group, []).append(each)
     scores = reference_moments(paired, options.average)
-    low, high = score_interval(scores, options.confidence)
+    confidence = options.confidence if look is None else look.confidence(options.confidence)
+    low, high = score_interval(scores, confidence)
     bounds = np.clip(np.stack([low, high]), 0, 1)
     found = []
     for group in groups.values():
         members = list({each.metric: each for each in group}.values())
         if len(members) > 1:
-            found.append(_ranking(paired, options, members, scores.mean, bounds))
+            found.append(_ranking(paired, options, look, members, scores.mean, bounds))
     return sorted(
         found, key=lambda entry: (entry["kind"] != "mixed", -(entry["effective_bits"] or 0), entry["group"])
     )
@@ -46,6 +48,7 @@ def rankings(paired: PairedScores, options: StatsOptions) -> list[dict]:
 def _ranking(
     paired: PairedScores,
     options: StatsOptions,
+    look: Look | None,
     members: list[Allocated],
     scores: np.ndarray,
     bounds: np.ndarray,
@@ -53,7 +56,7 @@ def _ranking(
     members = sorted(members, key=lambda each: (-scores[each.index], each.metric))
     pairs = list(itertools.combinations(range(len(members)), 2))
     first, second = (side_of(paired, [members[pair[k]].index for pair in pairs]) for k in (0, 1))
-    result = contrast(first, second, paired.tasks, options)
+    result = contrast(first, second, paired.tasks, options, look)
     adjusted = holm(result.p_difference)
     place = {pair: k for k, pair in enumerate(pairs)}
     separated = np.zeros((len(members), len(members)), dtype=int)

@@ -11,10 +11,15 @@ from semkv_bench.stats.equivalence import holm
 from semkv_bench.stats.guarded import guarded_interval, moments, score_interval
 from semkv_bench.stats.options import StatsOptions
 from semkv_bench.stats.pairing import PairedScores, pair
+from semkv_bench.stats.spending import Look
 
 __all__ = ["by_turn", "recorded_units", "runaway_detector", "turn_drift"]
 
 _EXAMPLE = ["task", "example_id"]
+
+
+def _confidence(options: StatsOptions, look: Look | None) -> float:
+    return options.confidence if look is None else look.confidence(options.confidence)
 
 
 def recorded_units(records: pd.DataFrame) -> int:
@@ -23,7 +28,7 @@ def recorded_units(records: pd.DataFrame) -> int:
     return len(whole[["task", "example_id", "seed"]].drop_duplicates())
 
 
-def by_turn(records: pd.DataFrame, options: StatsOptions) -> list[dict]:
+def by_turn(records: pd.DataFrame, options: StatsOptions, look: Look | None = None) -> list[dict]:
     """Score and paired difference of every setting in every turn; empty where there is but one turn."""
     numbers = sorted(records["turn"].unique())
     if len(numbers) < 2:
@@ -34,18 +39,18 @@ def by_turn(records: pd.DataFrame, options: StatsOptions) -> list[dict]:
     for number in numbers:
         part = records[records["turn"] == number]
         if (part["setting"] == REFERENCE).any() and (part["setting"] != REFERENCE).any():
-            found.append(_turn(int(number), part.reset_index(drop=True), options))
+            found.append(_turn(int(number), part.reset_index(drop=True), options, look))
     return found
 
 
-def _turn(number: int, records: pd.DataFrame, options: StatsOptions) -> dict:
+def _turn(number: int, records: pd.DataFrame, options: StatsOptions, look: Look | None) -> dict:
     paired = pair(records, options)
     here = np.flatnonzero(~np.isnan(paired.measures["score"]).all(axis=0))
     scores = paired.measures["score"][:, here]
     differences = moments(
         paired.differences[:, here], paired.references["score"][:, here], paired.tasks, options.average
     )
-    low, high = guarded_interval(differences, options.confidence)
+    low, high = guarded_interval(differences, _confidence(options, look))
     averages = moments(scores, scores, paired.tasks, options.average).mean
     shares = _shares(records)
     return {
@@ -73,7 +78,9 @@ def _shares(records: pd.DataFrame) -> dict[str, float]:
     return {name: float(value) for name, value in mean.items()}
 
 
-def turn_drift(records: pd.DataFrame, paired: PairedScores, options: StatsOptions) -> list[dict]:
+def turn_drift(
+    records: pd.DataFrame, paired: PairedScores, options: StatsOptions, look: Look | None = None
+) -> list[dict]:
     """Does a setting lose more in the last turn than in the first? One entry per setting but the reference.
 
     The difference from the reference in the last turn less that in the first, conversation by conversation;
@@ -85,7 +92,7 @@ def turn_drift(records: pd.DataFrame, paired: PairedScores, options: StatsOption
         return []
     first, last = numbers[0], numbers[-1]
     tasks, sides = _sides(records, names, (first, last))
-    result = contrast(sides[last], sides[first], tasks, options)
+    result = contrast(sides[last], sides[first], tasks, options, look)
     adjusted = holm(result.p_difference)
     return [
         {
@@ -126,7 +133,9 @@ def _sides(
     return tasks, sides
 
 
-def runaway_detector(records: pd.DataFrame, paired: PairedScores, options: StatsOptions) -> dict | None:
+def runaway_detector(
+    records: pd.DataFrame, paired: PairedScores, options: StatsOptions, look: Look | None = None
+) -> dict | None:
     """How often the reference's own outputs count as runaway: the detector's rate of false alarms.
 
     ``loops`` are those that looped. Where records have no ``loop``, an output that was stopped short of its
@@ -139,7 +148,7 @@ def runaway_detector(records: pd.DataFrame, paired: PairedScores, options: Stats
     known = records[(records["setting"] == REFERENCE) & records["runaway"].notna()]
     flagged = known[known["runaway"] > 0]
     m = moments(values, values, paired.tasks, options.average)
-    low, high = score_interval(m, options.confidence)
+    low, high = score_interval(m, _confidence(options, look))
     loops, exact = _loops(records, flagged)
     return {
         "outputs": len(known),

@@ -10,10 +10,11 @@ import pytest
 from rich.console import Console
 
 from semkv_bench.report import figures, show, write
+from semkv_bench.report.content import incomplete, remarks
 from semkv_bench.report.document import json_bytes
 from semkv_bench.report.figures import draw_all
 from semkv_bench.report.marks import series_of, spread
-from semkv_bench.report.panels import draw_rankings
+from semkv_bench.report.panels import draw_rankings, draw_turns
 from semkv_bench.report.sections import sections
 from semkv_bench.stats import StatsOptions, analyze
 
@@ -188,3 +189,81 @@ def test_hostile_metric_names_are_shown_as_text(tmp_path, monkeypatch):
     page = paths["report.html"].read_text(encoding="utf-8")
     assert "<b>" not in page and "\x1b" not in page
     assert "\x1b" not in printed(report, 100)
+
+
+def talk() -> dict:
+    """A report of conversations of three turns, of which 20 of 25 are recorded."""
+    random = np.random.default_rng(1)
+    rows = [
+        {
+            "task": "talk",
+            "example_id": i,
+            "turn": turn,
+            "setting": name,
+            "code_bits": bits,
+            "score": float(random.random() > loss * (turn + 1)),
+            "runaway": loss > 0.2,
+            "prediction": "x",
+        }
+        for i in range(20)
+        for turn in range(3)
+        for name, bits, loss in (
+            ("full", 16.0, 0.0),
+            ("q-L16", 4.0, 0.0),
+            ("q-L4", 2.0, 0.1),
+            ("q-L2", 1.0, 0.3),
+        )
+    ]
+    return analyze(pd.DataFrame(rows), StatsOptions(margin=0.1, resamples=200))
+
+
+def test_turns_are_a_table_and_a_figure(monkeypatch):
+    report = talk()
+    (section,) = [section for section in sections(report) if section.name == "turns"]
+    (_, table), *_ = section.tables
+    assert table.titles[:4] == ("setting", "turn 1", "turn 2", "turn 3")
+    last = report["turns"][2]["settings"]["q-L2"]
+    row = next(row for row in table.rows if row[0] == "q-L2")
+    assert row[3] == f"{last['score']:.3f} ({last['diff']:+.3f})"
+    drawn = draw_turns(report)
+    assert "Turn 3: " in drawn.description and "q-L2" in drawn.description
+
+
+def test_turns_do_not_count_as_examples():
+    report = talk()
+    assert report["n_examples"] == 60
+    assert incomplete(report, {"planned_examples": 25}).startswith(
+        "The run is not finished: 20 of 25 planned"
+    )
+    assert incomplete(report, {"planned_examples": 20}) == ""
+
+
+def test_the_detector_of_runaways_is_judged_by_full_precision():
+    (words,) = [words for words in remarks(talk()) if "runaway" in words]
+    assert words.startswith(
+        "Of 60 full-precision outputs, 0 count as runaway: a false-alarm rate of 0.0%, interval"
+    )
+
+
+def test_what_is_left_above_the_cliff_is_said(made):
+    report = {**made[1], "settings": [dict(row) for row in made[1]["settings"]]}
+    for row in report["settings"]:
+        row |= {"residual": None, "detectable_drop": 0.125}
+    assert "residual" not in [section.name for section in sections(report)]
+    report["settings"][1]["residual"] = "not detected"
+    section = sections(report)[0]
+    assert section.finding == (
+        "Of 1 setting above the cliff, none is detectably below full. "
+        "A drop of 0.125 would have shown with a chance of 80%."
+    )
+    report["settings"][2]["residual"] = "floor"
+    assert sections(report)[0].finding.startswith(
+        f"Detectably below full: {report['settings'][2]['setting']}."
+    )
+
+
+def test_a_narrow_terminal_gets_one_table_each(made):
+    lines = printed(made[1], 40).splitlines()
+    assert max(map(len, lines)) <= 40
+    assert sum(line.startswith("setting") for line in lines) <= 3
+    assert any("A wider terminal shows" in line for line in lines)

@@ -1,0 +1,136 @@
+"""Several runs, by folder, set side by side."""
+
+import glob
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, ListConfig
+from rich.console import Console
+
+from semkv_bench.cliff_report import analysed_run
+from semkv_bench.errors import MissingError, UsageError
+from semkv_bench.report.overview import overview_rows, show_overview, write_overview
+
+__all__ = ["OVERVIEWS", "make_overview"]
+
+OVERVIEWS = Path("results/overview")
+
+_NEEDED = ("model", "quantizer", "protocol", "reference", "settings", "tasks", "cliff", "operating_point")
+_NEEDED += ("margin", "alpha", "average", "n_examples", "n_clusters", "preregistered")
+
+
+def make_overview(config: DictConfig, given: dict[str, Any], console: Console) -> Path:
+    """Set the runs of ``config.runs`` side by side, print them and write the overview; returns its folder.
+
+    ``runs`` is a list of folders, or a text that may hold wildcards. A run folder is analysed from its
+    records, with the statistics of its protocol but for those ``given``; a folder without records may hold a
+    report.json. Folders that only a wildcard names are left out, with a note, where they hold neither.
+
+    Raises:
+        UsageError: runs= beside run= or records=, an empty list, a folder with neither records nor report.
+        MissingError: a folder that is not there, nothing that matches.
+    """
+    for name in ("run", "records"):
+        if config[name] is not None:
+            raise UsageError(f"give runs=[DIR,...] or {name}=..., not both")
+    folders, chosen = _folders(config.runs)
+    out = Path(config.out or OVERVIEWS).expanduser()
+    _check_out(out)
+    names = _names(folders)
+    reports, left_out = [], []
+    for folder, name in zip(folders, names, strict=True):
+        try:
+            reports.append((name, _report(folder, given)))
+        except MissingError as error:
+            if chosen:
+                raise
+            reason = str(error).removeprefix(f"{folder} ").partition(";")[0]
+            left_out.append(f"Left out: {name} ({reason}).")
+    if not reports:
+        raise MissingError(f"runs={config.runs}: none of {len(folders)} folders holds a report or records")
+    rows = overview_rows(reports)
+    written = write_overview(rows, left_out, out)
+    show_overview(rows, left_out, console)
+    console.print(f"\noverview: {written['report.html']}", highlight=False, soft_wrap=True)
+    return out
+
+
+def _folders(runs: Any) -> tuple[list[Path], bool]:
+    """The folders meant, in order, and whether each was named (and not found by a wildcard)."""
+    texts = list(runs) if isinstance(runs, (list, tuple, ListConfig)) else [runs]
+    if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
+        raise UsageError("runs must name folders, for example runs=[results/runs/a,results/runs/b]")
+    found: list[Path] = []
+    chosen = True
+    for text in texts:
+        path = Path(text).expanduser()
+        if path.exists() or not glob.has_magic(text):
+            if not path.is_dir():
+                what = "is a file; give its folder" if path.exists() else "does not exist"
+                raise MissingError(f"runs: {path} {what}")
+            found.append(path)
+            continue
+        chosen = False
+        matches = [Path(match) for match in sorted(glob.glob(str(path), recursive=True))]
+        matches = [match for match in matches if match.is_dir()]
+        if not matches:
+            raise MissingError(f"runs={text} matches no folder")
+        found += matches
+    unique = {path.resolve(): path for path in reversed(found)}
+    return list(reversed(unique.values())), chosen
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """Folders by as many of their last parts as tell them apart."""
+    whole = [path.resolve() for path in folders]
+    depth = 1
+    while True:
+        names = ["/".join(path.parts[-depth:]) for path in whole]
+        if len(set(names)) == len(names) or depth > max(len(path.parts) for path in whole):
+            return names
+        depth += 1
+
+
+def _report(folder: Path, given: dict[str, Any]) -> dict:
+    if (folder / "protocol.yaml").exists():
+        report, planned = analysed_run(folder, given)
+        return {**report, "planned_examples": planned}
+    path = folder / "report.json"
+    if not path.exists():
+        raise MissingError(
+            f"{folder} holds neither a report.json nor records; give folders of runs or reports"
+        )
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
+    if isinstance(report, dict) and "overview" in report:
+        raise MissingError(f"{folder} holds an overview; give folders of runs or reports")
+    if (
+        not isinstance(report, dict)
+        or report.get("schema") != 1
+        or any(name not in report for name in _NEEDED)
+    ):
+        raise UsageError(f"{path} is not a report of this program (schema 1)")
+    if given:
+        raise UsageError(
+            f"{folder} holds a report and no records, so its {', '.join(sorted(given))} cannot change"
+        )
+    return report
+
+
+def _check_out(out: Path) -> None:
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"out={out} is a file; give a folder")
+    if (out / "protocol.yaml").exists():
+        raise UsageError(f"out={out} is the folder of a run, whose report would be replaced; choose another")
+    present = out / "report.json"
+    if present.exists():
+        try:
+            overview = "overview" in json.loads(present.read_text(encoding="utf-8"))
+        except (OSError, ValueError, TypeError):
+            overview = False
+        if not overview:
+            raise UsageError(f"out={out} holds a report, which would be replaced; choose another")

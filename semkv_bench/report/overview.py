@@ -1,0 +1,334 @@
+"""Cliffs of several runs side by side: terminal, report.json, .md, .html and one figure. Nothing is pooled."""
+
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from rich.console import Console
+
+from semkv_bench import __version__
+from semkv_bench.report.axes import FIGURE_SIZE, PALETTE, Drawn, drawing, png_bytes, settle, svg_text
+from semkv_bench.report.document import json_bytes, render
+from semkv_bench.report.files import write_all
+from semkv_bench.report.formatting import (
+    DASH,
+    clean,
+    count,
+    effective_text,
+    fixed,
+    join,
+    known,
+    plural,
+    ratio,
+    shorten,
+)
+from semkv_bench.report.tables import VERDICT_SIGNS, Column, Table, table_of
+from semkv_bench.report.terminal import show_table
+from semkv_bench.report.verdict import interval_words
+
+__all__ = ["draw_overview", "overview_rows", "show_overview", "write_overview"]
+
+_FIELDS = ("margin", "alpha", "average")
+_ROW = 0.3  # inches
+_NO_MODEL = "model not recorded"
+
+
+def overview_rows(reports: list[tuple[str, dict]]) -> list[dict]:
+    """One row per run and quantizer from named reports, ordered by model, protocol, quantizer and name.
+
+    ``differs`` names what keeps a row from being compared with the others: a margin, alpha or average that
+    most runs do not share. Null stands for what a report does not say.
+    """
+    usual = _usual([report for _, report in reports])
+    rows = [row for name, report in reports for row in _rows(name, report, usual)]
+    return sorted(
+        rows,
+        key=lambda row: tuple(str(row[key] or "") for key in ("model", "protocol", "quantizer", "run")),
+    )
+
+
+def _usual(reports: list[dict]) -> tuple:
+    """Margin, alpha and average of most reports; of equals, those of the first."""
+    found = [tuple(report[field] for field in _FIELDS) for report in reports]
+    return max(found, key=lambda choice: (found.count(choice), -found.index(choice)))
+
+
+def _rows(name: str, report: dict, usual: tuple) -> list[dict]:
+    cliffs = report.get("cliffs") or {_only(report) or "": report["cliff"]}
+    differs = [
+        f"{field} {report[field]:g}" if known(report[field]) else f"{field} {report[field]}"
+        for field, value in zip(_FIELDS, usual, strict=True)
+        if report[field] != value
+    ]
+    full = next((row for row in report["settings"] if row["setting"] == report["reference"]), {})
+    rows = []
+    for quantizer, cliff in cliffs.items():
+        grid = [
+            row["code_bits"]
+            for row in report["settings"]
+            if row["kind"] == "uniform"
+            and known(row["code_bits"])
+            and (len(cliffs) == 1 or (row.get("quantizer") or "") == quantizer)
+        ]
+        rows.append(
+            {
+                "run": name,
+                "model": report["model"],
+                "protocol": report["protocol"],
+                "quantizer": quantizer or _only(report),
+                "tasks": sorted(report["tasks"]),
+                "n_examples": report["n_examples"],
+                "n_clusters": report["n_clusters"],
+                **{field: report[field] for field in _FIELDS},
+                "preregistered": report["preregistered"],
+                "unfinished": report.get("planned_examples", 0) > report.get("n_units_recorded", 0),
+                "full_score": full.get("score"),
+                "grid_bits": sorted(grid),
+                **{key: cliff[key] for key in ("status", "lower_bits", "upper_bits", "probability")},
+                "operating_point": _point(report, quantizer, len(cliffs) == 1),
+                "insensitive": any(row["verdict"] == "insensitive" for row in report["settings"]),
+                "differs": differs,
+            }
+        )
+    return rows
+
+
+def _only(report: dict) -> str | None:
+    return report["quantizer"] if isinstance(report["quantizer"], str) else None
+
+
+def _point(report: dict, quantizer: str, alone: bool) -> dict | None:
+    """The operating point, on the row of its quantizer."""
+    point = report["operating_point"]
+    if point is None:
+        return None
+    own = next((row for row in report["settings"] if row["setting"] == point["setting"]), {})
+    if not alone and (own.get("quantizer") or "") != quantizer:
+        return None
+    return {key: point[key] for key in ("setting", "code_bits", "effective_bits", "compression")}
+
+
+def _examples(row: dict) -> str:
+    return f"{count(row['n_clusters'])}{' so far' if row['unfinished'] else ''}"
+
+
+_STATUS = {
+    "above_grid": "above the grid",
+    "below_grid": "below the grid",
+    "undetermined": "not determined",
+}
+
+
+def _cliff_cell(row: dict) -> str:
+    if row["status"] == "located":
+        return interval_words(row["lower_bits"], row["upper_bits"])
+    return _STATUS[row["status"]]
+
+
+def _point_cell(row: dict) -> str:
+    point = row["operating_point"]
+    if point is None:
+        return "cannot tell" if row["insensitive"] else "none"
+    return clean(point["setting"])
+
+
+def _point_bits(row: dict) -> str:
+    point = row["operating_point"]
+    return effective_text(point["effective_bits"]) if point else DASH
+
+
+_COLUMNS = (
+    Column("run", lambda row: clean(row["run"]), numeric=False),
+    Column(
+        "protocol", lambda row: clean(row["protocol"] or DASH), numeric=False, optional=True, measured=False
+    ),
+    Column(
+        "quantizer", lambda row: clean(row["quantizer"] or DASH), numeric=False, optional=True, measured=False
+    ),
+    Column("cliff (code bits)", _cliff_cell, numeric=False, short="cliff", keep=True),
+    Column("probability", lambda row: fixed(row["probability"], 2), short="prob."),
+    Column("operating point", _point_cell, numeric=False),
+    Column("effective bits", _point_bits, short="eff. bits", keep=True),
+    Column(
+        "compression",
+        lambda row: ratio((row["operating_point"] or {}).get("compression")),
+        short="times smaller",
+        optional=True,
+        measured=False,
+    ),
+    Column("full", lambda row: fixed(row["full_score"])),
+    Column("examples", _examples),
+    Column("margin", lambda row: f"{row['margin']:g}"),
+    Column(
+        "comparable",
+        lambda row: f"no: {', '.join(row['differs'])}" if row["differs"] else "yes",
+        numeric=False,
+    ),
+    Column("tasks", lambda row: clean(", ".join(row["tasks"])), numeric=False, detail=True),
+)
+
+
+def _by_model(rows: list[dict]) -> list[tuple[str, list[dict]]]:
+    models = dict.fromkeys(row["model"] for row in rows)
+    return [
+        (clean(model) if model else _NO_MODEL, [row for row in rows if row["model"] == model])
+        for model in models
+    ]
+
+
+def _tables(rows: list[dict]) -> list[tuple[str, Table]]:
+    marked = any(row["differs"] for row in rows)
+    columns = tuple(column for column in _COLUMNS if marked or column.title != "comparable")
+    return [(model, table_of(some, columns)) for model, some in _by_model(rows)]
+
+
+def _words(rows: list[dict]) -> tuple[str, str]:
+    """What is set side by side, and what may not be compared."""
+    runs = len({row["run"] for row in rows})
+    models = len(_by_model(rows))
+    head = f"Cliffs of {plural(runs, 'run')}, {plural(models, 'model')}: side by side, never pooled."
+    odd = list(dict.fromkeys(row["run"] for row in rows if row["differs"]))
+    if not odd:
+        return head, f"All have margin {rows[0]['margin']:g} and alpha {rows[0]['alpha']:g}."
+    names = [clean(name) for name in odd[:4]] + ([f"{len(odd) - 4} more"] if len(odd) > 4 else [])
+    usual = next((row for row in rows if not row["differs"]), rows[0])
+    return head, (
+        f"Not comparable with the others, which have margin {usual['margin']:g}, alpha {usual['alpha']:g} and "
+        f"the {usual['average']} average: {join(names)}."
+    )
+
+
+def show_overview(rows: list[dict], left_out: list[str], console: Console) -> None:
+    """Print one table per model."""
+    for words in (*_words(rows), *left_out):
+        console.print(words, markup=False, highlight=False, soft_wrap=not console.is_terminal)
+    for model, table in _tables(rows):
+        show_table(table, console, model)
+
+
+def write_overview(rows: list[dict], left_out: list[str], out: Path) -> dict[str, Path]:
+    """Write report.json, report.md, report.html and the figure into ``out``; paths by name.
+
+    Raises SemkvError where a file cannot be written.
+    """
+    figure = draw_overview(rows)
+    head, comparable = _words(rows)
+    page = {
+        "title": "KV-cache cliffs side by side",
+        "headline": head,
+        "remarks": [comparable, *left_out],
+        "figure": figure,
+        "tables": _tables(rows),
+        "verdict_signs": VERDICT_SIGNS,
+        "version": __version__,
+    }
+    contents = {
+        "report.json": json_bytes({"schema": 1, "overview": rows, "left_out": left_out}),
+        "report.md": render("overview.md.j2", page),
+        "report.html": render("overview.html.j2", page),
+        f"figures/{figure.name}.svg": figure.svg.encode(),
+        f"figures/{figure.name}.png": figure.png,
+    }
+    return write_all(out, contents)
+
+
+def draw_overview(rows: list[dict]) -> Drawn:
+    """Cliff intervals as bars on the bits axis, a row a run, grouped by model."""
+    groups = _by_model(rows)
+    title = "Cliffs side by side"
+    heights = [0.5 + _ROW * len(some) for _, some in groups]
+    ends = [bits for row in rows for bits in _drawn_bits(row)]
+    low, high = (min(ends), max(ends)) if ends else (0.0, 4.0)
+    pad = 0.06 * (high - low) or 0.5
+    with drawing("semkv-bench cliff_overview"):
+        figure = Figure(figsize=(FIGURE_SIZE[0] * 1.3, sum(heights) + 1.5), layout="constrained")
+        FigureCanvasAgg(figure)
+        panels = figure.subplots(len(groups), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+        for (model, some), axes in zip(groups, panels, strict=True):
+            axes.set_xlim(low - pad, high + pad)
+            _paint_model(model, some, axes)
+        panels[-1].set_xlabel("code bits per value, log2(L)")
+        figure.legend(handles=_keys(rows), loc="outside lower center", ncols=2, labelspacing=0.6)
+        figure.suptitle(title, x=0.01, ha="left", fontsize=10.5, fontweight="bold")
+        settle(figure)
+        written = "; ".join(
+            f"{clean(row['model'] or _NO_MODEL)}, {_label(row)}: {_cliff_cell(row)}, operating point {_point_cell(row)}"
+            for row in rows
+        )
+        return Drawn("cliff_overview", title, f"{title}. {written}.", svg_text(figure), png_bytes(figure))
+
+
+def _drawn_bits(row: dict) -> list[float]:
+    point = (row["operating_point"] or {}).get("code_bits")
+    return [
+        *row["grid_bits"],
+        *(bits for bits in (row["lower_bits"], row["upper_bits"], point) if known(bits)),
+    ]
+
+
+def _label(row: dict) -> str:
+    parts = [row["protocol"], row["quantizer"], row["run"]]
+    return clean(", ".join(part for part in dict.fromkeys(parts) if part))
+
+
+def _paint_model(model: str, rows: list[dict], axes: Axes) -> None:
+    left, right = axes.get_xlim()
+    for place, row in enumerate(rows):
+        colour = PALETTE["muted"] if row["differs"] else PALETTE["vermillion"]
+        axes.plot(row["grid_bits"], [place] * len(row["grid_bits"]), "|-", color=PALETTE["line"], mec=PALETTE["muted"],
+                  ms=5, lw=1, zorder=1)  # fmt: skip
+        _paint_cliff(row, place, colour, (left, right), axes)
+        point = row["operating_point"]
+        if point and known(point["code_bits"]):
+            axes.plot(
+                point["code_bits"],
+                place,
+                "D",
+                ms=6.5,
+                color=PALETTE["blue"],
+                mec=PALETTE["surface"],
+                zorder=4,
+            )
+    axes.set_yticks(range(len(rows)), [shorten(_label(row), 44) for row in rows])
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(True, axis="x")
+    axes.set_title(shorten(model, 70), loc="left", fontsize=9.5, pad=4)
+
+
+def _paint_cliff(row: dict, place: int, colour: str, ends: tuple[float, float], axes: Axes) -> None:
+    lower, upper = row["lower_bits"], row["upper_bits"]
+    if row["status"] == "undetermined" or (not known(lower) and not known(upper)):
+        bits = row["grid_bits"] or [sum(ends) / 2]
+        axes.text(
+            (bits[0] + bits[-1]) / 2, place - 0.12, "not determined", ha="center", va="bottom", fontsize=7.5,
+            color=PALETTE["muted"],
+        )  # fmt: skip
+        return
+    start = lower if known(lower) else ends[0]
+    stop = upper if known(upper) else ends[1]
+    face = "none" if row["differs"] else colour
+    axes.barh(
+        place, stop - start, left=start, height=0.46, color=face, ec=colour, lw=1.3, alpha=0.85, zorder=2
+    )
+    if row["status"] != "located":
+        tip, marker = (ends[1], ">") if row["status"] == "above_grid" else (ends[0], "<")
+        axes.plot(tip, place, marker, ms=7, color=colour, clip_on=False, zorder=3)
+
+
+def _keys(rows: list[dict]) -> list:
+    found = [
+        Patch(
+            color=PALETTE["vermillion"],
+            alpha=0.85,
+            label="cliff: collapses at its left end, holds at its right",
+        )
+    ]
+    if any(row["differs"] for row in rows):
+        found.append(Patch(fc="none", ec=PALETTE["muted"], lw=1.3, label="another margin, alpha or average"))
+    found.append(Line2D([], [], ls="", marker="D", ms=6.5, color=PALETTE["blue"], label="operating point"))
+    found.append(Line2D([], [], ls="-", marker="|", color=PALETTE["muted"], lw=1, label="grid points tested"))
+    return found
