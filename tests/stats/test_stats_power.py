@@ -160,7 +160,7 @@ def test_runaways_that_were_not_recorded():
 
 def test_an_early_look_shows_less():
     """At a look the same sample needs a larger drop, and its intervals are wider, since more looks may follow."""
-    look = Look(1, (0.5, 1.0))
+    look = Look((0.5, 1.0), 1)
     ties, ones = np.zeros((60, 1)), np.ones((60, 1))
     m = moments(ties, ones, np.zeros(60, int), "macro")
     assert detectable_drops(m, np.ones(1), OPTIONS, look) > detectable_drops(m, np.ones(1), OPTIONS)
