@@ -20,7 +20,7 @@ from semkv_bench.looks import in_order, settle, stage_number
 from semkv_bench.models import LoadedModel
 from semkv_bench.plan import Plan, prompt_hash
 from semkv_bench.records import RunFolder, protocol_hash
-from semkv_bench.runaway import is_runaway
+from semkv_bench.runaway import is_loop, is_runaway
 from semkv_bench.settings import FULL
 from semkv_bench.tasks import Example, FollowUp
 
@@ -214,6 +214,7 @@ def _answer(plan: Plan, loaded: LoadedModel, asked: Example, outcome: Outcome) -
         "prediction": prediction,
         "new_tokens": len(outcome.tokens),
         "runaway": is_runaway(outcome.tokens, outcome.ended),
+        "loop": is_loop(outcome.tokens),
         "kl": outcome.kl,
         "kl_first": outcome.kl_first,
         "top1_agreement": outcome.top1_agreement,
