@@ -276,11 +276,7 @@ def _turns(report: dict) -> Section | None:
         for some, how in ((worse, "more"), (better, "less"))
         if some
     ]
-    finding = (
-        f"{'; '.join(found)}."
-        if found
-        else "No setting is shown to lose more in the last turn than in the first."
-    )
+    finding = "; ".join(found) or "No setting is shown to lose more in the last turn than in the first"
     note = (
         "Turns are counted from 1 here and from 0 in records. Behind the score of a turn stands its difference "
         "from full precision in the same turn. The change is the difference in the last turn less that in the "
