@@ -18,8 +18,8 @@ __all__ = ["SUBTASKS", "Longform", "overlap_in_order"]
 DEFAULT_PER_TASK = 20
 # Room behind the answer's own length, in which a model that does not stop shows itself: a share, and at least so many.
 _SPARE_SHARE, _SPARE_TOKENS = 0.15, 8
-# Numbers in the begun answer of a count: with few, small models soon fall back on counting up by ones.
-_BEGUN = 12
+# The begun answer holds so many items, so that the model sees how to go on.
+_BEGUN = 3
 
 
 @dataclass(frozen=True)
