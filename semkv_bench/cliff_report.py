@@ -96,7 +96,8 @@ def given_options(config: DictConfig, changed: Collection[str]) -> dict[str, Any
 def _of_run(path: Path, given: dict[str, Any]) -> _Source:
     """A run folder; ``given`` are statistics options that replace those of its protocol."""
     frame, protocol = read_run(path)
-    if "looks" in given:
+    # All options given at once hold looks too, as null; those of the run stand.
+    if given.pop("looks", None) is not None:
         raise UsageError("stats.looks is fixed by sweep, before the first record; leave it out")
     standing = last_look(path, frame, protocol)
     frame = frame if standing is None else standing.frame
