@@ -14,7 +14,7 @@ from semkv_bench.stats import StatsOptions, analyze
 from semkv_bench.stats.bootstrap import percentile_interval, resample_means
 
 FEW = StatsOptions(resamples=100)
-BOOKKEEPING = ("n_repeats_collapsed", "n_examples_recorded")
+BOOKKEEPING = ("n_units_recorded", "n_repeats_collapsed", "n_examples_recorded")
 
 
 def seeded(frame: pd.DataFrame, seeds: int, generator: int = 0) -> pd.DataFrame:
