@@ -77,8 +77,8 @@ def plan_content(plan: Plan, memory: Memory, duration: Duration | None) -> dict[
         "time": None
         if duration is None
         else {
-            "least_s": round(duration.least, 1),
-            "most_s": round(duration.most, 1),
+            "least_s": round(duration.least, 3),
+            "most_s": round(duration.most, 3),
             "basis": duration.basis,
         },
     }
