@@ -128,11 +128,18 @@ def _paint_runaway(report: dict, points: list[dict], axes: Axes) -> None:
     rest = [row for row in points if row not in tested]
     ends = ("code_bits", "runaway_rate", None)
     if tested:
-        draw_marks(axes, tested, ends, ("o", "blue"), f"differs from full (p < {alpha:g})", lambda row: True)
+        draw_marks(
+            axes,
+            tested,
+            ends,
+            ("o", "blue"),
+            f"differs from full (exact McNemar p < {alpha:g})",
+            lambda row: True,
+        )
     if rest:
         draw_marks(axes, rest, ends, ("o", "blue"), "not shown to differ", lambda row: False)
     rates = [row["runaway_rate"] for row in (*points, reference) if row and known(row["runaway_rate"])]
-    top = max(0.1, *rates) * 1.06
+    top = max(0.1, *rates) * 1.1
     axes.set_ylim(-0.03 * top, top)
     axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}%")
     _name_chances(points, axes)
@@ -151,11 +158,11 @@ def _name_chances(points: list[dict], axes: Axes) -> None:
         text = axes.annotate(
             f"p{value}" if value[0] in "<>" else f"p={value}",
             (row["code_bits"], row["runaway_rate"]),
-            xytext=(0, 6),
+            xytext=(5, 5),
             textcoords="offset points",
-            ha="center",
             fontsize=6.5,
             color=PALETTE["muted"],
+            bbox={"fc": PALETTE["surface"], "ec": "none", "alpha": 0.8, "pad": 0.5},
         )
         box = text.get_window_extent(renderer)
         if any(box.overlaps(other) for other in taken):
@@ -193,6 +200,11 @@ def _paint_divergence(report: dict, points: list[dict], axes: Axes) -> None:
         axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
 
 
+def _coded(row: dict) -> bool:
+    """Whether a setting has a place on the axis of code bits; pruned ones code nothing."""
+    return row["kind"] != "prune" and known(row["code_bits"])
+
+
 @dataclass(frozen=True)
 class _Painter:
     title: str
@@ -208,7 +220,7 @@ _PAINTERS = {
         "Score against bits",
         _BITS_LABEL,
         "score (0 to 1)",
-        lambda row: known(row["code_bits"]) and known(row["score"]),
+        lambda row: _coded(row) and known(row["score"]),
         lambda row: fixed(row["score"]),
         _paint_score,
     ),
@@ -216,7 +228,7 @@ _PAINTERS = {
         "Paired difference from full",
         _BITS_LABEL,
         "score difference (0 to 1 scale)",
-        lambda row: known(row["code_bits"]) and known(row["diff"]),
+        lambda row: _coded(row) and known(row["diff"]),
         lambda row: f"{signed(row['diff'])} ({row['verdict']})" if known(row["diff"]) else "",
         _paint_difference,
     ),
@@ -232,7 +244,7 @@ _PAINTERS = {
         "Runaway generations against bits",
         _BITS_LABEL,
         "runaway generations",
-        lambda row: known(row["code_bits"]) and known(row["runaway_rate"]),
+        lambda row: _coded(row) and known(row["runaway_rate"]),
         lambda row: (
             percent(row["runaway_rate"])
             + (f" (exact McNemar p {p_value(row['runaway_p'])})" if known(row["runaway_p"]) else "")
@@ -243,7 +255,7 @@ _PAINTERS = {
         "KL divergence from full against bits",
         _BITS_LABEL,
         "KL divergence (nats per token)",
-        lambda row: known(row["code_bits"]) and known(row["kl"]),
+        lambda row: _coded(row) and known(row["kl"]),
         lambda row: divergence(row["kl"]) if known(row["kl"]) else "",
         _paint_divergence,
     ),

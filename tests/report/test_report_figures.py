@@ -194,3 +194,11 @@ def test_nothing_to_draw_is_no_figure(report):
     for row in report["settings"]:
         row |= {"code_bits": None, "effective_bits": None}
     assert draw_all(report) == []
+
+
+def test_pruned_settings_have_no_place_among_code_bits(monkeypatch, report):
+    for row in report["settings"]:
+        if row["kind"] == "prune":
+            row["code_bits"] = 4.5
+    _, axes = painted(monkeypatch, report, "score_vs_bits")
+    assert 4.5 not in {x for line in axes.lines for x in line.get_xdata()}

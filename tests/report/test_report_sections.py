@@ -225,6 +225,7 @@ def test_turns_are_a_table_and_a_figure(monkeypatch):
     last = report["turns"][2]["settings"]["q-L2"]
     row = next(row for row in table.rows if row[0] == "q-L2")
     assert row[3] == f"{last['score']:.3f} ({last['diff']:+.3f})"
+    assert section.finding.endswith(".") and not section.finding.endswith("..")
     drawn = draw_turns(report)
     assert "Turn 3: " in drawn.description and "q-L2" in drawn.description
 
