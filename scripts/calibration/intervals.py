@@ -8,6 +8,8 @@ from semkv_bench.stats import StatsOptions
 from semkv_bench.stats.bootstrap import percentile_interval, resample_means
 from semkv_bench.stats.equivalence import p_within
 from semkv_bench.stats.guarded import Moments, guarded_interval, moments, p_below
+from semkv_bench.stats.multiplicity import shares
+from semkv_bench.stats.pairing import SettingInfo
 
 __all__ = ["coverage_cell", "exact_rates", "family_rate"]
 
@@ -18,9 +20,9 @@ _BOOTSTRAPPED = 1000  # repetitions and resamples of the percentile interval, wh
 def coverage_cell(shape: Shape, clusters: int, mean: float, reps: int, rng: np.random.Generator) -> dict:
     """One shape at one size: how often each interval holds the truth, and how often tests err at the margin."""
     tasks = shape.codes(clusters)
-    full, setting = shape.draw(rng, (clusters, reps))
+    full, setting, row_sizes = shape.sample(rng, (clusters, reps))
     difference = setting - full
-    m = moments(difference, full, tasks, "macro")
+    m = moments(difference, full, tasks, "macro", row_sizes)
     low, high = guarded_interval(m, CONFIDENCE)
     resampled = resample_means(difference[:, :_BOOTSTRAPPED], tasks, "macro", _BOOTSTRAPPED, 0)
     half = stats.t.isf((1 - CONFIDENCE) / 2, m.df) * np.sqrt(m.variance / m.n_eff)
@@ -74,18 +76,25 @@ def exact_rates(margin: float, clusters: int, alpha: float = ALPHA) -> dict:
     }
 
 
-def family_rate(margin: float, clusters: int, settings: int) -> dict:
-    """Chance that Holm lets at least one of ``settings`` pass, all of them independent and at the margin."""
+def family_rate(margin: float, clusters: int, grid: int, mixes: int) -> dict:
+    """Chance of any false ``equivalent`` among ``grid`` uniform and ``mixes`` mixed settings.
+
+    All are at the margin and lose examples of their own. The first false claim is made at the level that its
+    setting starts with.
+    """
     options = StatsOptions(margin=margin, alpha=ALPHA)
     most = min(clusters, int(4 * clusters * margin + 30))
     p = p_within(_whole_losses(clusters, np.arange(most + 1)), options)
     weight = stats.binom.pmf(np.arange(most + 1), clusters, margin)
-    alone = float(weight @ (p * settings < ALPHA))
+    kinds = ["uniform"] * grid + ["mixed"] * mixes
+    settings = [SettingInfo(f"{i}", kind, "q", float(-i), None, None) for i, kind in enumerate(kinds)]
+    none = np.prod([1 - float(weight @ (p < ALPHA * part)) for part in shares(settings).weights])
     return {
         "margin": margin,
         "clusters": clusters,
-        "settings": settings,
-        "any_false_equivalent": 1 - (1 - alone) ** settings,
+        "grid": grid,
+        "mixes": mixes,
+        "any_false_equivalent": float(1 - none),
     }
 
 

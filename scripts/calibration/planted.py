@@ -1,6 +1,7 @@
 """Records with a planted cliff, many sets at once: is it found, and how soon."""
 
 from dataclasses import dataclass
+from math import log2
 
 import numpy as np
 
@@ -8,6 +9,8 @@ from semkv_bench.stats import StatsOptions
 from semkv_bench.stats.cliff import locate
 from semkv_bench.stats.equivalence import over_all_looks, p_within
 from semkv_bench.stats.guarded import moments, p_below
+from semkv_bench.stats.multiplicity import adjusted, holm, shares
+from semkv_bench.stats.pairing import SettingInfo
 from semkv_bench.stats.spending import Look
 
 __all__ = ["LEVELS", "CliffCell", "PlantedSets", "cliff_cell", "plant", "planted_name", "states_of"]
@@ -16,6 +19,7 @@ LEVELS = (16, 8, 6, 5, 4, 3, 2)
 TASKS = 3
 _AT_ONCE = 500
 _NAMES = ("degraded", "open", "holds")
+_GRID = [SettingInfo(f"L{levels}", "uniform", "planted", log2(levels), None, None) for levels in LEVELS]
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ def plant(score: str, clusters: int, edge: int | None, reps: int, rng: np.random
 def states_of(
     sets: PlantedSets, options: StatsOptions, clusters: int, look: Look | None = None
 ) -> np.ndarray:
-    """Verdict codes [S, R] after the first ``clusters``: 0 degraded, 1 open, 2 holds; Holm over the settings.
+    """Verdict codes [S, R] after the first ``clusters``: 0 degraded, 1 open, 2 holds, adjusted as in a report.
 
     At a ``look`` the p-values are those over all looks.
     """
@@ -61,21 +65,11 @@ def states_of(
     within, below = [], []
     for scores in sets.settings[:, :clusters]:
         m = moments(scores - full, full, tasks, options.average)
-        within.append(over_all_looks(p_within(m, options, look), look))
+        within.append(over_all_looks(p_within(m, options), look))
         below.append(over_all_looks(p_below(m, -options.margin), look))
-    holds = holm_columns(np.array(within)) < options.alpha
-    falls = holm_columns(np.array(below)) < options.alpha
+    holds = np.apply_along_axis(adjusted, 0, np.array(within), shares(_GRID)) < options.alpha
+    falls = np.apply_along_axis(holm, 0, np.array(below)) < options.alpha
     return np.where(holds, 2, np.where(falls, 0, 1))
-
-
-def holm_columns(p: np.ndarray) -> np.ndarray:
-    """Holm-adjusted p-values of every column of ``p`` [S, R]."""
-    order = np.argsort(p, axis=0, kind="stable")
-    ranked = np.take_along_axis(p, order, axis=0) * np.arange(len(p), 0, -1)[:, None]
-    ranked = np.minimum(np.maximum.accumulate(ranked, axis=0), 1.0)
-    out = np.empty_like(p)
-    np.put_along_axis(out, order, ranked, axis=0)
-    return out
 
 
 @dataclass

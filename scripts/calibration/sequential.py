@@ -28,12 +28,13 @@ def single_cell(
 ) -> dict:
     """One test with the true drop at the margin: how often any of the looks gives the wrong verdict."""
     tasks = rng.permutation(shape.codes(sizes[-1]))
-    full, setting = shape.draw(rng, (sizes[-1], reps))
+    full, setting, row_sizes = shape.sample(rng, (sizes[-1], reps))
     options = StatsOptions(margin=-mean, alpha=ALPHA)
     equivalent, degraded = np.zeros(reps, bool), np.zeros(reps, bool)
     for look, size in zip(looks_of(sizes), sizes, strict=True):
-        m = moments((setting - full)[:size], full[:size], tasks[:size], "macro")
-        equivalent |= over_all_looks(p_within(m, options, look), look) < ALPHA
+        rows = None if row_sizes is None else row_sizes[:size]
+        m = moments((setting - full)[:size], full[:size], tasks[:size], "macro", rows)
+        equivalent |= over_all_looks(p_within(m, options), look) < ALPHA
         degraded |= over_all_looks(p_below(m, mean), look) < ALPHA
     return {
         "shape": shape.name,

@@ -8,12 +8,13 @@ import numpy as np
 
 __all__ = ["SHAPES", "Shape", "truth"]
 
+# Scores of ``full`` [N, R] and of the setting: [N, R], or [K, N, R] where an example has K seeds.
 Draw = Callable[[np.random.Generator, tuple[int, int]], tuple[np.ndarray, np.ndarray]]
 
 
 @dataclass(frozen=True)
 class Shape:
-    """How paired scores look: ``draw`` gives (full, setting) of a given shape; ``tasks`` how clusters split."""
+    """How paired scores look: ``draw`` gives (full, setting); ``tasks`` says how clusters split."""
 
     name: str
     about: str
@@ -24,6 +25,18 @@ class Shape:
         """Task of each cluster; ``tasks`` are the relative sizes, every task gets at least one cluster."""
         ends = np.round(np.cumsum(self.tasks) / sum(self.tasks) * clusters).astype(int)
         return np.searchsorted(ends, np.arange(clusters), side="right")
+
+    def sample(
+        self, rng: np.random.Generator, shape: tuple[int, int]
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """Scores of ``full`` and of the setting, means over seeds, [N, R], and ``row_sizes`` where there are seeds."""
+        full, setting = self.draw(rng, shape)
+        if setting.ndim == 2:
+            return full, setting, None
+        away = np.abs(setting - full)
+        squares = (away**2).sum(axis=0)
+        sizes = np.where(squares > 0, (away**3).sum(axis=0) / np.where(squares > 0, squares, 1.0), 0.0)
+        return full, setting.mean(axis=0), sizes
 
 
 def zero_one(loss: float, gain: float = 0.0, accuracy: float = 0.6) -> Draw:
@@ -79,14 +92,14 @@ def seeds(loss: float) -> Draw:
     def draw(rng, shape):
         full = (rng.random(shape) < 0.6).astype(float)
         at_risk = rng.random(shape) < 2 * loss / 0.6
-        lost = (rng.random((3, *shape)) < 0.5).mean(axis=0)
+        lost = rng.random((3, *shape)) < 0.5
         return full, full * (1 - at_risk * lost)
 
     return draw
 
 
 def seeds_f1(loss: float) -> Draw:
-    """Three seeds an example, F1: each seed's answer is reworded or lost on its own, the score is their mean."""
+    """Three seeds an example, F1: each seed's answer is reworded or lost on its own."""
 
     def draw(rng, shape):
         one = f1(0.3, loss)
@@ -94,7 +107,7 @@ def seeds_f1(loss: float) -> Draw:
         v = rng.random((3, *shape))
         w, up = rng.random((3, *shape)), rng.random((3, *shape)) < 0.5
         reworded = np.where(up, full + (1 - full) * w * 0.25, full * (1 - w * 0.5))
-        return full, np.where(v < loss, 0.0, np.where(v < loss + 0.3, reworded, full)).mean(axis=0)
+        return full, np.where(v < loss, 0.0, np.where(v < loss + 0.3, reworded, full))
 
     return draw
 
@@ -134,11 +147,12 @@ SHAPES = (
         "macro_unequal", "6 tasks of sizes 1:1:2:2:4:4, 0/1, 10 % lose", zero_one(0.10), (1, 1, 2, 2, 4, 4)
     ),
     Shape("seeds_f1_shared", "three seeds an example, F1, 5 % lost by all seeds", seeds_f1_shared(0.05)),
+    Shape("seeds_f1_shared_2", "three seeds an example, F1, 2 % lost by all seeds", seeds_f1_shared(0.02)),
 )
 
 
 @cache
 def truth(shape: Shape) -> float:
     """Mean difference, from four million pairs."""
-    full, setting = shape.draw(np.random.default_rng(12345), (4_000_000, 1))
+    full, setting, _ = shape.sample(np.random.default_rng(12345), (4_000_000, 1))
     return float((setting - full).mean())

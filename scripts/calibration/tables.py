@@ -65,18 +65,19 @@ def exact_table(cells: list[dict]) -> str:
 def family_table(cells: list[dict]) -> str:
     """Rate of at least one false ``equivalent`` among several settings at the margin."""
     rows = []
-    for settings in sorted({c["settings"] for c in cells}):
-        mine = [c for c in cells if c["settings"] == settings]
+    for grid, mixes in sorted({(c["grid"], c["mixes"]) for c in cells}):
+        mine = [c for c in cells if (c["grid"], c["mixes"]) == (grid, mixes)]
         worst = max(mine, key=lambda c: c["any_false_equivalent"])
         sizes = [c for c in mine if c["clusters"] in (150, 200, 300, 600, 900)]
         rows.append(
             (
-                str(settings),
+                str(grid),
+                str(mixes),
                 f"{worst['any_false_equivalent']:.3f} (n = {worst['clusters']})",
                 *(f"{c['any_false_equivalent']:.3f}" for c in sizes),
             )
         )
-    return markdown(("settings", "worst", "n = 150", "200", "300", "600", "900"), rows)
+    return markdown(("grid points", "mixed", "worst", "n = 150", "200", "300", "600", "900"), rows)
 
 
 def cliff_table(cells: list[CliffCell]) -> str:

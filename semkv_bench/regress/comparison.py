@@ -16,7 +16,7 @@ from semkv_bench.errors import UsageError
 from semkv_bench.regress.checks import check_count, differing
 from semkv_bench.regress.evidence import Array, Sample, Tested, permutation_test, tolerance_test
 from semkv_bench.regress.snapshot import Snapshot
-from semkv_bench.stats.equivalence import holm
+from semkv_bench.stats.multiplicity import holm
 
 __all__ = [
     "ALL",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import pandas as pd
@@ -14,8 +14,15 @@ from semkv_bench.foreign import REFERENCE, normalize
 from semkv_bench.stats.bootstrap import percentile_interval, resample_means
 from semkv_bench.stats.cliff import cliff_of, grid_points
 from semkv_bench.stats.comparisons import with_comparisons
-from semkv_bench.stats.equivalence import Judgement, clusters_needed, intervals, judge, reference_moments
-from semkv_bench.stats.guarded import Moments, guarded_interval, moments, score_interval, task_weights
+from semkv_bench.stats.equivalence import (
+    Judgement,
+    clusters_needed,
+    difference_moments,
+    intervals,
+    judge,
+    reference_moments,
+)
+from semkv_bench.stats.guarded import guarded_interval, moments, score_interval, task_weights
 from semkv_bench.stats.operating_point import choose, confirm
 from semkv_bench.stats.options import StatsOptions
 from semkv_bench.stats.pairing import PairedScores, pair
@@ -225,9 +232,7 @@ def _tasks(paired: PairedScores, options: StatsOptions) -> dict:
         part = paired.take(np.flatnonzero(paired.tasks == code))
         here = np.flatnonzero(~np.isnan(part.measures["score"]).all(axis=0))
         single = np.zeros(len(part.tasks), dtype=int)
-        m: Moments = moments(
-            part.differences[:, here], part.references["score"][:, here], single, options.average
-        )
+        m = difference_moments(replace(part, tasks=single), options.average, here)
         bounds = guarded_interval(m, options.confidence)
         scores = part.measures["score"][:, here]
         averages = moments(scores, scores, single, options.average).mean

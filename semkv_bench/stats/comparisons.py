@@ -9,8 +9,9 @@ import numpy as np
 import pandas as pd
 
 from semkv_bench.stats.contrast import Contrast, Side, contrast, side_of
-from semkv_bench.stats.equivalence import Judgement, holm
+from semkv_bench.stats.equivalence import Judgement
 from semkv_bench.stats.guarded import moments
+from semkv_bench.stats.multiplicity import holm
 from semkv_bench.stats.names import Allocated, allocated
 from semkv_bench.stats.options import StatsOptions
 from semkv_bench.stats.pairing import PairedScores, SettingInfo

@@ -107,7 +107,7 @@ def _contrast(
     back_low, back_high = guarded_interval(back, confidence)
     above = np.maximum(p_above(forth, 0.0), p_below(back, 0.0))
     below = np.maximum(p_below(forth, 0.0), p_above(back, 0.0))
-    within = np.maximum(p_within(forth, options, look), p_within(back, options, look))
+    within = np.maximum(p_within(forth, options), p_within(back, options))
     out["clusters"][here] = forth.clusters.astype(int)
     out["first"][here] = moments(one, one, tasks, options.average).mean
     out["second"][here] = moments(two, two, tasks, options.average).mean

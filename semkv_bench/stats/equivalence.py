@@ -1,8 +1,9 @@
-"""Verdicts: two one-sided tests within a margin, a test of a drop beyond it, Holm's adjustment, sample size."""
+"""Verdicts: two one-sided tests within a margin, a test of a drop beyond it, and the sample size they need."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,14 +14,23 @@ from semkv_bench.stats.guarded import (
     moments,
     p_above,
     p_below,
-    p_unseen,
+    p_few_losses,
     score_interval,
 )
+from semkv_bench.stats.multiplicity import Shares, adjusted, holm, shares, weight_reached
 from semkv_bench.stats.options import StatsOptions
 from semkv_bench.stats.pairing import PairedScores
 from semkv_bench.stats.spending import Look
 
-__all__ = ["Judgement", "clusters_needed", "holm", "judge", "over_all_looks", "p_within", "reference_moments"]
+__all__ = [
+    "Judgement",
+    "clusters_needed",
+    "difference_moments",
+    "judge",
+    "over_all_looks",
+    "p_within",
+    "reference_moments",
+]
 
 HOLDS = ("equivalent", "floor")
 _MOST_CLUSTERS = 10_000_000
@@ -33,11 +43,12 @@ class Judgement:
 
     ``shown`` is what the data show of each setting by themselves; ``verdicts`` is what may be said after
     asking whether this measurement could have seen a loss at all. ``family`` marks the settings whose tests
-    are adjusted together.
+    are adjusted together, ``plan`` how they share alpha.
     """
 
     moments: Moments
     family: np.ndarray
+    plan: Shares
     p_equivalence_raw: np.ndarray
     p_equivalence: np.ndarray
     p_degraded_raw: np.ndarray
@@ -51,19 +62,22 @@ class Judgement:
     positive_control: str | None
 
 
-def holm(p: np.ndarray) -> np.ndarray:
-    """Holm-adjusted p-values (step-down, family-wise)."""
-    p = np.asarray(p, dtype=float)
-    order = np.argsort(p, kind="stable")
-    adjusted = np.empty_like(p)
-    adjusted[order] = np.minimum(np.maximum.accumulate(p[order] * np.arange(p.size, 0, -1)), 1.0)
-    return adjusted
-
-
 def reference_moments(paired: PairedScores, average: str) -> Moments:
     """Moments of the scores themselves, every setting on its own rows, fields [S]."""
     scores = paired.measures["score"]
     return moments(scores, scores, paired.tasks, average)
+
+
+def difference_moments(paired: PairedScores, average: str, columns: Sequence[int] | None = None) -> Moments:
+    """Moments of the paired differences of all settings, or of those in ``columns``, fields [S]."""
+    chosen = slice(None) if columns is None else list(columns)
+    return moments(
+        paired.differences[:, chosen],
+        paired.references["score"][:, chosen],
+        paired.tasks,
+        average,
+        paired.row_sizes[:, chosen],
+    )
 
 
 def judge(
@@ -81,14 +95,15 @@ def judge(
     ``alpha`` by itself, which is enough for a choice that other examples then confirm. At a ``look`` of a
     sequential run the p-values other than the raw ones are those over all looks.
     """
-    m = moments(paired.differences, paired.references["score"], paired.tasks, options.average)
-    p_eq = p_within(m, options, look)
+    m = difference_moments(paired, options.average)
+    p_eq = p_within(m, options)
     p_deg = p_below(m, -options.margin)
     p_diff = np.minimum(1.0, 2 * over_all_looks(np.minimum(p_below(m, 0.0), p_above(m, 0.0)), look))
     family = np.array([info.kind != "full" for info in paired.settings])
     eq, deg = over_all_looks(p_eq, look), over_all_looks(p_deg, look)
+    plan = shares([info for info in paired.settings if info.kind != "full"])
     if adjust:
-        eq[family], deg[family] = holm(eq[family]), holm(deg[family])
+        eq[family], deg[family] = adjusted(eq[family], plan), holm(deg[family])
     detectable = p_diff < options.alpha
 
     shown = ["reference"]
@@ -104,6 +119,7 @@ def judge(
     return Judgement(
         moments=m,
         family=family,
+        plan=plan,
         p_equivalence_raw=p_eq,
         p_equivalence=eq,
         p_degraded_raw=p_deg,
@@ -118,16 +134,13 @@ def judge(
     )
 
 
-def p_within(m: Moments, options: StatsOptions, look: Look | None = None) -> np.ndarray:
+def p_within(m: Moments, options: StatsOptions) -> np.ndarray:
     """Two one-sided tests in one p-value: small means the average is shown to lie within the margin.
 
-    Where every pair ties, the p-value is the chance that this hides a drop of the margin, until the sample is
-    large enough for that chance to fall below alpha (at a ``look``: below that look's level).
+    See :func:`semkv_bench.stats.guarded.p_few_losses` for what guards it where few pairs differ.
     """
-    p = np.maximum(p_above(m, -options.margin), p_below(m, options.margin))
-    unseen = p_unseen(m, options.margin)
-    level = options.alpha if look is None else look.level(options.alpha)
-    return np.where(unseen >= level, np.maximum(p, unseen), p)
+    within = np.maximum(p_above(m, -options.margin), p_below(m, options.margin))
+    return np.maximum(within, p_few_losses(m, options.margin))
 
 
 def over_all_looks(p: np.ndarray, look: Look | None) -> np.ndarray:
@@ -161,10 +174,10 @@ def clusters_needed(
 ) -> int | None:
     """Clusters that would settle an inconclusive setting if more of the same kind came in, else None.
 
-    The p-value must then pass Holm's threshold at the setting's present rank in the family: without ``power``
-    if the difference stays what it is, which has about even odds, else with that probability when the
-    difference of a new sample scatters around the present one. In a sequential run it is the test of the last
-    look that is asked to pass.
+    The p-value must then pass at the part of alpha that the setting would be tested at, which the other settings,
+    as much larger, may have handed on: without ``power`` if the difference stays what it is, which has about even
+    odds, else with that probability when the difference of a new sample scatters around the present one. In a
+    sequential run it is the test of the last look that is asked to pass.
     """
     last = None if look is None else look.last
     if judgement.verdicts[index] != "inconclusive":
@@ -174,15 +187,21 @@ def clusters_needed(
     if mean >= options.margin or math.isclose(mean, -options.margin, abs_tol=1e-12):
         return None
     holds = mean > -options.margin
-    raw = judgement.p_equivalence_raw if holds else judgement.p_degraded_raw
-    rank = int((raw[judgement.family] >= raw[index]).sum())
+    of_family = int(judgement.family[:index].sum())
+    rank = int((judgement.p_degraded_raw[judgement.family] >= judgement.p_degraded_raw[index]).sum())
+
+    def level(factor: float) -> float:
+        if not holds:
+            return options.alpha / rank
+        others = over_all_looks(p_within(judgement.moments.grown(factor), options), last)[judgement.family]
+        return options.alpha * weight_reached(others, of_family, judgement.plan, options.alpha)
 
     def settled(factor: float) -> bool:
         more = m.grown(factor)
         if power is not None:
             more = more.scattered(_DRAWS)
-        p = p_within(more, options, last) if holds else p_below(more, -options.margin)
-        return float((over_all_looks(p, last) * rank < options.alpha).mean()) >= (power or 1.0)
+        p = p_within(more, options) if holds else p_below(more, -options.margin)
+        return float((over_all_looks(p, last) < level(factor)).mean()) >= (power or 1.0)
 
     have = int(m.clusters[0])
     low, high = have, 2 * have

@@ -8,11 +8,12 @@ much where many pairs differ by little, so each bound is guarded on its own side
 have not yet shown:
 
 * All pairs tie: exactly plus-two, both bounds. That alone would call a sample equivalent too early, see
-  :func:`p_unseen`.
+  :func:`p_few_losses`.
 * Lower bound, which decides equivalence: ``LOSS_WEIGHT`` pairs that lose everything. "Everything" is the
   whole scale while few pairs differ and shades, by ``ENOUGH`` differing pairs, into the size of a whole loss
   in these data: the size-weighted mean of the reference's scores (1 for 0/1 scores, 0.3 for ROUGE around
-  0.3), or of the differences where that is larger.
+  0.3), or of the differences where that is larger. A cluster of several seeds or turns is lost whole only if
+  they are lost together; as far as the data show that they are lost one by one, the size shrinks.
 * Upper bound, which decides degradation: one pair that gains the whole scale, fading to a tie by ``ENOUGH``
   differing pairs; with Johnson's (1978) correction for skewness, because a few large losses among many ties
   would otherwise make the bound too loose.
@@ -39,7 +40,7 @@ __all__ = [
     "moments",
     "p_above",
     "p_below",
-    "p_unseen",
+    "p_few_losses",
     "score_interval",
     "task_weights",
     "upper_side",
@@ -50,6 +51,7 @@ LOSS_WEIGHT = 1.5
 SKEW_CAP = 0.5
 TIE = 1e-12
 _POOLED_DF = 1.0
+_ONE_WHOLE = 0.3  # of a cluster lost whole counts as seen before the data say how seeds are lost
 
 
 @dataclass(frozen=True)
@@ -118,10 +120,18 @@ def task_weights(counts: np.ndarray, average: str) -> np.ndarray:
     return raw / np.maximum(raw.sum(axis=0), 1e-300)
 
 
-def moments(values: np.ndarray, stakes: np.ndarray, tasks: np.ndarray, average: str) -> Moments:
+def moments(
+    values: np.ndarray,
+    stakes: np.ndarray,
+    tasks: np.ndarray,
+    average: str,
+    row_sizes: np.ndarray | None = None,
+) -> Moments:
     """Moments of cluster ``values`` [N, S] (NaN: absent) stratified by ``tasks`` [N] (codes 0..T-1).
 
-    ``stakes`` [N, S] are the reference's scores. Every column needs at least one value. A task's variance is
+    ``stakes`` [N, S] are the reference's scores; ``row_sizes`` [N, S] how far the single rows of a cluster are
+    from the reference's (see :class:`semkv_bench.stats.pairing.PairedScores`), not given where a cluster is
+    one row. Every column needs at least one value. A task's variance is
     shrunk towards the pooled one by one degree of freedom, which also serves tasks with a single cluster;
     where no task has two, the variance around the overall mean stands in.
     """
@@ -146,6 +156,9 @@ def moments(values: np.ndarray, stakes: np.ndarray, tasks: np.ndarray, average: 
         var_t, df = np.where(lone, overall, var_t), np.where(lone, clusters - 1, df)
     third = (away**3).sum(axis=0) / np.maximum(((safe_n - 1) * (safe_n - 2) / safe_n).sum(axis=0), 1)
     size = np.abs(x)
+    whole = _size_weighted(unit, stake, power=1)
+    if row_sizes is not None:
+        whole = whole * _lost_together(unit, size, np.where(here, row_sizes, 0.0), whole)
     return Moments(
         clusters=clusters,
         n_eff=n_eff,
@@ -155,7 +168,7 @@ def moments(values: np.ndarray, stakes: np.ndarray, tasks: np.ndarray, average: 
         third=n_eff**2 * (weight_t**3 * third / safe_n**2).sum(axis=0),
         differing=(unit * (size > TIE)).sum(axis=0) / (unit * unit).sum(axis=0),
         spread=_size_weighted(unit, size, power=2),
-        stake=_size_weighted(unit, stake, power=1),
+        stake=whole,
     )
 
 
@@ -175,6 +188,16 @@ def _size_weighted(unit: np.ndarray, size: np.ndarray, power: int) -> np.ndarray
     """Mean of ``size`` weighted by ``size ** power``: the size of those that count."""
     base = (unit * size**power).sum(axis=0)
     return np.where(base > 0, (unit * size ** (power + 1)).sum(axis=0) / np.where(base > 0, base, 1.0), 0.0)
+
+
+def _lost_together(unit: np.ndarray, size: np.ndarray, rows: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """How much of the size of a row's loss is left in its cluster's, [S]: 1 where rows are lost together.
+
+    A share of one cluster that was lost whole is taken as seen, so that small differences alone teach nothing.
+    """
+    squares, seen = unit * size**2, _ONE_WHOLE * whole**3 * unit.max(axis=0)
+    left, had = (squares * size).sum(axis=0) + seen, (squares * rows).sum(axis=0) + seen
+    return np.where(had > 0, np.minimum(left / np.where(had > 0, had, 1.0), 1.0), 1.0)
 
 
 def lower_side(m: Moments) -> Side:
@@ -248,11 +271,16 @@ def p_below(m: Moments, threshold: float) -> np.ndarray:
     return stats.t.sf((low + high) / 2, side.df)
 
 
-def p_unseen(m: Moments, margin: float) -> np.ndarray:
-    """Chance that a sample without a differing pair hides a drop of ``margin``; 0 where a pair differs.
+def p_few_losses(m: Moments, margin: float) -> np.ndarray:
+    """Chance that a sample loses so little in all, though the drop is ``margin``.
 
-    Where a share ``margin`` of the examples loses everything, n examples all tie with probability
-    ``(1 - margin)**n``. Equivalence must not be concluded from ties alone unless that is below alpha: no
-    other rule keeps its error rate. At a margin of 0.03 and alpha 0.05 that takes 99 examples.
+    Were every loss one of the same size, their number would be binomial, and the test exact, however small
+    the level: n ties have probability ``(1 - margin / size)**n``, and at a margin of 0.03 it takes 99 of them to
+    pass at 0.05. That matters where alpha is shared among many settings, and the normal approximation of
+    :func:`p_above` does not reach so far out. The size is the whole scale while few pairs differ and shades, by
+    ``ENOUGH`` differing pairs, into that of the differences seen.
     """
-    return np.where(m.differing < 1 - TIE, (1 - margin) ** m.n_eff, 0.0)
+    fresh = np.clip(1 - m.differing / ENOUGH, 0, 1)
+    size = np.maximum(fresh + (1 - fresh) * m.spread, margin + TIE)
+    lost = np.minimum(np.maximum(-m.mean, 0) * m.n_eff / size, m.n_eff * (1 - TIE))
+    return stats.beta.sf(margin / size, lost + 1, m.n_eff - lost)

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 from scipy import stats
 
-from semkv_bench.stats.equivalence import Judgement, judge, over_all_looks, p_within
-from semkv_bench.stats.guarded import guarded_interval, moments
+from semkv_bench.stats.equivalence import Judgement, difference_moments, judge, over_all_looks, p_within
+from semkv_bench.stats.guarded import guarded_interval
 from semkv_bench.stats.options import StatsOptions
 from semkv_bench.stats.pairing import PairedScores, SettingInfo
 from semkv_bench.stats.spending import Look
@@ -81,11 +81,10 @@ def confirm(
         return None, "no setting is equivalent on the half used for choosing"
     rest = paired.take(second)
     column = [paired.column(chosen.name)]
-    differences = rest.differences[:, column]
-    if np.isnan(differences).all():
+    if np.isnan(rest.differences[:, column]).all():
         return None, f"{chosen.name} has no examples in the half used for testing"
-    m = moments(differences, rest.references["score"][:, column], rest.tasks, options.average)
-    p = float(over_all_looks(p_within(m, options, look), look)[0])
+    m = difference_moments(rest, options.average, column)
+    p = float(over_all_looks(p_within(m, options), look)[0])
     low, high = guarded_interval(
         m, options.confidence if look is None else look.confidence(options.confidence)
     )

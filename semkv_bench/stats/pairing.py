@@ -45,7 +45,9 @@ class PairedScores:
 
     ``measures[name]`` and ``references[name]`` ("score", "runaway", "kl", "top1_agreement") are [N, S]: the
     setting's mean and the reference's mean over the same rows, NaN where nothing is paired. ``evidence``
-    [N, S] counts the rows that are not repeats. ``tasks`` [N] are codes into ``task_names``.
+    [N, S] counts the rows that are not repeats. ``row_sizes`` [N, S] says how far the scores of single rows
+    (seeds, turns) are from the reference's: the mean of absolute differences, weighted by their squares.
+    ``tasks`` [N] are codes into ``task_names``.
     """
 
     settings: tuple[SettingInfo, ...]
@@ -54,6 +56,7 @@ class PairedScores:
     measures: dict[str, np.ndarray]
     references: dict[str, np.ndarray]
     evidence: np.ndarray
+    row_sizes: np.ndarray
     recorded: int
     repeats: int
     unpaired: dict[str, int]
@@ -71,6 +74,7 @@ class PairedScores:
             measures={name: values[clusters] for name, values in self.measures.items()},
             references={name: values[clusters] for name, values in self.references.items()},
             evidence=self.evidence[clusters],
+            row_sizes=self.row_sizes[clusters],
         )
 
     def column(self, name: str) -> int:
@@ -119,6 +123,7 @@ def pair(frame: pd.DataFrame, options: StatsOptions) -> PairedScores:
         measures=measures,
         references=references,
         evidence=np.add.reduceat(evidence[keep].astype(int), starts, axis=0),
+        row_sizes=_row_sizes(grids["score"], starts),
         recorded=len(keep),
         repeats=int(len(fresh) - fresh.sum()),
         unpaired=unpaired,
@@ -266,8 +271,14 @@ def _cluster_means(grid: np.ndarray, starts: np.ndarray) -> np.ndarray:
     return np.where(number > 0, total / np.maximum(number, 1), np.nan)
 
 
+def _row_sizes(scores: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    away = np.abs(np.nan_to_num(scores - scores[:, :1]))
+    squares, cubes = (np.add.reduceat(away**power, starts, axis=0) for power in (2, 3))
+    return np.where(squares > 0, cubes / np.where(squares > 0, squares, 1.0), 0.0)
+
+
 def _canonical_order(paired: PairedScores) -> np.ndarray:
     """Clusters by task and outcome, so that neither row order nor the examples' names touch the resampling."""
     tables = [table for name in _MEASURES for table in (paired.references[name], paired.measures[name])]
-    keys = [column for table in tables for column in table.T]
+    keys = [column for table in (*tables, paired.row_sizes) for column in table.T]
     return np.lexsort([*reversed(keys), paired.tasks])

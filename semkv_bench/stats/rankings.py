@@ -8,8 +8,9 @@ import string
 import numpy as np
 
 from semkv_bench.stats.contrast import Contrast, contrast, side_of
-from semkv_bench.stats.equivalence import holm, reference_moments
+from semkv_bench.stats.equivalence import reference_moments
 from semkv_bench.stats.guarded import score_interval
+from semkv_bench.stats.multiplicity import holm
 from semkv_bench.stats.names import Allocated, allocated
 from semkv_bench.stats.options import StatsOptions
 from semkv_bench.stats.pairing import PairedScores

@@ -7,8 +7,9 @@ import pandas as pd
 
 from semkv_bench.foreign import REFERENCE, UNIT
 from semkv_bench.stats.contrast import Side, contrast
-from semkv_bench.stats.equivalence import holm
+from semkv_bench.stats.equivalence import difference_moments
 from semkv_bench.stats.guarded import guarded_interval, moments, score_interval
+from semkv_bench.stats.multiplicity import holm
 from semkv_bench.stats.options import StatsOptions
 from semkv_bench.stats.pairing import PairedScores, pair
 from semkv_bench.stats.spending import Look
@@ -47,9 +48,7 @@ def _turn(number: int, records: pd.DataFrame, options: StatsOptions, look: Look 
     paired = pair(records, options)
     here = np.flatnonzero(~np.isnan(paired.measures["score"]).all(axis=0))
     scores = paired.measures["score"][:, here]
-    differences = moments(
-        paired.differences[:, here], paired.references["score"][:, here], paired.tasks, options.average
-    )
+    differences = difference_moments(paired, options.average, here)
     low, high = guarded_interval(differences, _confidence(options, look))
     averages = moments(scores, scores, paired.tasks, options.average).mean
     shares = _shares(records)

@@ -79,7 +79,7 @@ def printed(report, width):
 def test_every_comparison_is_in_a_table(made):
     _, report = made
     by_name = {section.name: section for section in sections(report)}
-    assert list(by_name) == ["interpolation", "rankings", "deletion"]
+    assert list(by_name) == ["residual", "interpolation", "rankings", "deletion"]
     ((_, table),) = by_name["interpolation"].tables
     assert {row[0] for row in table.rows} == {row["setting"] for row in report["interpolation"]}
     captions = [caption for caption, _ in by_name["rankings"].tables]

@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from semkv_bench.stats import StatsOptions
+from semkv_bench.stats.equivalence import p_within
 from semkv_bench.stats.guarded import (
     guarded_interval,
     lower_side,
     moments,
     p_above,
     p_below,
+    p_few_losses,
     score_interval,
     task_weights,
     upper_side,
@@ -156,3 +159,39 @@ def test_coverage(shape, clusters):
     if shape != "small noise":
         wrong = (p_above(m, TRUE[shape]) < 0.05).mean()
         assert wrong < 0.085  # one step of the discrete count may pass 0.05, see the calibration
+
+
+@pytest.mark.parametrize("margin", [0.01, 0.03, 0.10])
+@pytest.mark.parametrize("clusters", [60, 120, 200, 450])
+def test_no_level_is_too_small_for_whole_losses(margin, clusters):
+    """Where a share ``margin`` of the examples loses everything, all outcomes summed: never more than the level."""
+    lost = np.arange(clusters + 1)
+    d = -(np.arange(clusters)[:, None] < lost).astype(float)
+    m = moments(d, np.ones_like(d), np.zeros(clusters, dtype=int), "macro")
+    p = p_within(m, StatsOptions(margin=margin))
+    chance = stats.binom.pmf(lost, clusters, margin)
+    for level in (0.05, 0.05 / 4, 0.05 / 12, 0.05 / 50, 1e-4):
+        assert chance @ (p < level) <= level * (1 + 1e-9)
+
+
+def test_few_losses_by_hand():
+    d = np.zeros((100, 3))
+    d[0, 1], d[:2, 2] = -1.0, [-1.0, 1.0]
+    m = moments(d, np.ones_like(d), np.zeros(100, dtype=int), "macro")
+    one = 0.97**100 + 100 * 0.03 * 0.97**99
+    assert p_few_losses(m, 0.03) == pytest.approx([0.97**100, one, 0.97**100])
+
+
+def test_seeds_lost_one_by_one_cost_less_than_seeds_lost_together():
+    """Equal cluster means: a third of each of nine clusters, or three seeds of three that are lost at once."""
+    d = np.zeros((100, 1))
+    d[:30] = -1 / 3
+    full, tasks = np.ones_like(d), np.zeros(100, dtype=int)
+    plain = moments(d, full, tasks, "macro")
+    together = moments(d, full, tasks, "macro", row_sizes=np.abs(d))
+    alone = moments(d, full, tasks, "macro", row_sizes=(d < 0).astype(float))
+    assert together.stake == plain.stake == pytest.approx(1)
+    # thirty thirds: sum of squares 30/9; the sizes 30/27 against 30/9, a pseudo-cluster of 0.3 on both
+    assert alone.stake == pytest.approx((30 / 27 + 0.3) / (30 / 9 + 0.3))
+    low = [float(guarded_interval(m, 0.95)[0][0]) for m in (together, alone)]
+    assert low[0] < low[1] < -1 / 10

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from planted_records import by_setting, planted, records
 
 from semkv_bench.errors import UsageError
+from semkv_bench.foreign import normalize
 from semkv_bench.stats import StatsOptions, analyze
 from semkv_bench.stats.bootstrap import percentile_interval, resample_means
+from semkv_bench.stats.pairing import pair
 
 FEW = StatsOptions(resamples=100)
 BOOKKEEPING = ("n_units_recorded", "n_repeats_collapsed", "n_examples_recorded")
@@ -95,6 +97,18 @@ def test_seeds_and_turns_are_one_cluster():
     expected = (wide["L8"] - wide["full"]).groupby("task").mean().mean()
     assert row["diff"] == pytest.approx(expected)
     assert row["score"] == pytest.approx(wide["L8"].groupby("task").mean().mean())
+
+
+def test_row_sizes_are_those_of_single_seeds():
+    frame = records({"full": [1.0, 1.0], "L4": [1.0, 1.0]})
+    more = [frame.assign(seed=seed) for seed in (0, 1, 2)]
+    scores = {0: [0.0, 1.0], 1: [1.0, 0.5], 2: [1.0, 0.0]}
+    for part in more:
+        part.loc[part["setting"] == "L4", "score"] = scores[int(part["seed"].iloc[0])]
+    paired = pair(normalize(pd.concat(more)), StatsOptions())
+    assert sorted(paired.differences[:, 1]) == pytest.approx([-0.5, -1 / 3])
+    # one seed lost 1; one lost 0.5, one 1: (0.125 + 1) / (0.25 + 1)
+    assert sorted(paired.row_sizes[:, 1]) == pytest.approx([0.9, 1.0])
 
 
 def test_more_seeds_do_not_narrow_the_interval_of_equal_outcomes():

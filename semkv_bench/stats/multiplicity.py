@@ -1,0 +1,110 @@
+"""Many settings tested at once: how alpha is shared among them, so that any false claim stays below alpha.
+
+Holm's method serves where no test is more wanted than another. The claim that a setting is equivalent is of
+another kind: the cliff needs the points of the grid from the top down, and a point counts for it only if every
+one above it holds. So alpha starts where it is needed and is handed on, the graphical procedure of Bretz,
+Maurer, Brannath and Posch (2009), a closed test that keeps the family's error rate under any dependence:
+
+* Every grid (the uniform settings of one quantizer) is one group, all mixed and pruned settings are another;
+  groups start with equal shares of alpha.
+* In a grid, ``HEAD`` of the share waits at the point with most bits. A point that is shown hands its alpha to
+  the next one below, the last one to the top again. The rest is spread over the other points, so that one
+  undecided point does not silence those below it (the fallback procedure of Wiens, 2003).
+* The mixed and pruned settings share alike and hand on alike, which is Holm's method among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from semkv_bench.stats.pairing import SettingInfo
+
+__all__ = ["HEAD", "Shares", "adjusted", "holm", "shares", "weight_reached"]
+
+HEAD = 0.99
+
+
+@dataclass(frozen=True)
+class Shares:
+    """``weights`` [S], the part of alpha that each setting starts with, and ``handed`` [S, S], how it goes on."""
+
+    weights: np.ndarray
+    handed: np.ndarray
+
+
+def holm(p: np.ndarray) -> np.ndarray:
+    """Holm-adjusted p-values (step-down, family-wise)."""
+    p = np.asarray(p, dtype=float)
+    order = np.argsort(p, kind="stable")
+    adjusted = np.empty_like(p)
+    adjusted[order] = np.minimum(np.maximum.accumulate(p[order] * np.arange(p.size, 0, -1)), 1.0)
+    return adjusted
+
+
+def shares(settings: Sequence[SettingInfo]) -> Shares:
+    """How ``settings`` (none of kind full) share alpha."""
+    weights, handed = np.zeros(len(settings)), np.zeros((len(settings), len(settings)))
+    grids: dict[str, list[int]] = {}
+    loose = []
+    for i, info in enumerate(settings):
+        if info.kind == "uniform":
+            grids.setdefault(info.quantizer or "", []).append(i)
+        else:
+            loose.append(i)
+    share = 1 / max(len(grids) + bool(loose), 1)
+    for members in grids.values():
+        chain = sorted(members, key=lambda i: _from_the_top(settings[i]))
+        weights[chain] = share * (1 - HEAD) / max(len(chain) - 1, 1)
+        weights[chain[0]] = share * (HEAD if len(chain) > 1 else 1.0)
+        if len(chain) > 1:
+            handed[chain, np.roll(chain, -1)] = 1.0
+    if loose:
+        weights[loose] = share / len(loose)
+        handed[np.ix_(loose, loose)] = (1 - np.eye(len(loose))) / max(len(loose) - 1, 1)
+    return Shares(weights, handed)
+
+
+def _from_the_top(info: SettingInfo) -> tuple:
+    return (-(info.code_bits or 0.0), -(info.effective_bits or 0.0), info.name)
+
+
+def adjusted(p: np.ndarray, plan: Shares) -> np.ndarray:
+    """Adjusted p-values, shape [S]: the smallest overall alpha at which each setting is shown."""
+    p = np.asarray(p, dtype=float)
+    out = np.ones_like(p)
+    weights, handed = plan.weights, plan.handed
+    left, reached = np.ones(p.size, bool), 0.0
+    while (left & (weights > 0)).any():
+        asked = np.where(left & (weights > 0), p / np.where(weights > 0, weights, 1.0), np.inf)
+        next_one = int(np.argmin(asked))
+        reached = max(reached, min(float(asked[next_one]), 1.0))
+        out[next_one] = reached
+        weights, handed = _hand_on(weights, handed, next_one)
+        left[next_one] = False
+    return out
+
+
+def weight_reached(p: np.ndarray, index: int, plan: Shares, alpha: float) -> float:
+    """The part of ``alpha`` at which setting ``index`` is tested when all others have handed on what they can."""
+    weights, handed = plan.weights, plan.handed
+    left = np.arange(len(p)) != index
+    while (passing := left & (p < alpha * weights)).any():
+        first = int(np.argmax(passing))
+        weights, handed = _hand_on(weights, handed, first)
+        left[first] = False
+    return float(weights[index])
+
+
+def _hand_on(weights: np.ndarray, handed: np.ndarray, gone: int) -> tuple[np.ndarray, np.ndarray]:
+    """Weights and paths once ``gone`` is shown: what it had goes to its successors, and so do paths through it."""
+    weights = weights + weights[gone] * handed[gone]
+    back = handed[:, gone] * handed[gone]  # what would come back to where it started
+    through = handed + handed[:, gone, None] * handed[None, gone]
+    room = (1 - back)[:, None]
+    handed = np.where(room > 1e-12, through / np.where(room > 1e-12, room, 1.0), 0.0)
+    np.fill_diagonal(handed, 0.0)
+    handed[gone], handed[:, gone], weights[gone] = 0.0, 0.0, 0.0
+    return weights, handed
