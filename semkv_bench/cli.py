@@ -184,9 +184,12 @@ def _cliff_report(arguments: list[str]) -> int:
     from semkv_bench.cliff_report import given_options, make_report
     from semkv_bench.config import compose_config
 
-    # Hydra would take model= for the group of models.
-    overrides = [f"records_{o}" if o.startswith("model=") else o for o in _overrides(arguments)]
+    # Hydra would take model= for the group of models, and a name of brackets and commas for a list.
+    models = [argument for argument in arguments if argument.startswith("model=")]
+    overrides = _overrides([argument for argument in arguments if argument not in models])
     config = compose_config("cliff_report", overrides)
+    if models:
+        config.records_model = _unquoted(models[-1].removeprefix("model=")) or None
     keys = [override.lstrip("+").partition("=")[0] for override in overrides]
     whole = set(config.stats) if "stats" in keys else set()
     changed = whole | {key.removeprefix("stats.") for key in keys if key.startswith("stats.")}
@@ -197,6 +200,12 @@ def _cliff_report(arguments: list[str]) -> int:
         return 0
     make_report(config, changed, _out)
     return 0
+
+
+def _unquoted(value: str) -> str:
+    """``value`` without a pair of quotes around it, as Hydra reads it."""
+    quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
+    return value[1:-1] if quoted else value
 
 
 def _recipe(arguments: list[str]) -> int:

@@ -19,7 +19,7 @@ from semkv_bench.records import read_run, read_sessions
 from semkv_bench.stats import StatsOptions, analyze
 from semkv_bench.sweep import RUNS, newest_run
 
-__all__ = ["analysed_run", "given_options", "make_report", "portable", "run_report"]
+__all__ = ["analysed_run", "check_out", "given_options", "make_report", "portable", "run_report"]
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,10 @@ def make_report(config: DictConfig, changed: Collection[str], console: Console) 
     """
     if config.run is not None and config.records is not None:
         raise UsageError("give run=DIR or records=FILE, not both")
+    if config.records_model is not None and config.records is None:
+        raise UsageError(
+            "model=NAME chooses a model of records=FILE; a run folder holds one model, leave it out"
+        )
     source = _foreign(config) if config.records is not None else _own(config, changed)
     _write_and_show(source, console)
     return source.out
@@ -84,8 +88,26 @@ def _own(config: DictConfig, changed: Collection[str]) -> _Source:
         raise MissingError(
             f"there is no run under {RUNS}; run `semkv-bench sweep` first, or give run=DIR or records=FILE"
         )
-    source = _of_run(path, given_options(config, changed))
-    return source if config.out is None else replace(source, out=Path(config.out).expanduser())
+    if config.out is None:
+        return _of_run(path, given_options(config, changed))
+    out = Path(config.out).expanduser()
+    check_out(out, own=path)
+    return replace(_of_run(path, given_options(config, changed)), out=out)
+
+
+def check_out(out: Path, own: Path | None = None) -> None:
+    """Refuse an ``out`` that is no folder, or the folder of a run other than ``own``.
+
+    Raises:
+        UsageError: as said; a report would replace that run's, or could not be written after all the work.
+    """
+    present = next(path for path in (out, *out.absolute().parents) if path.exists())
+    if not present.is_dir():
+        raise UsageError(
+            f"out={out} is a file; give a folder" if present == out else f"out={out}: {present} is a file"
+        )
+    if (out / "protocol.yaml").exists() and (own is None or out.resolve() != own.resolve()):
+        raise UsageError(f"out={out} is the folder of a run, whose report would be replaced; choose another")
 
 
 def given_options(config: DictConfig, changed: Collection[str]) -> dict[str, Any]:
@@ -120,12 +142,9 @@ def _foreign(config: DictConfig) -> _Source:
     if config.stats.looks is not None:
         raise UsageError("stats.looks plans a sweep; scores from elsewhere are looked at once")
     path = Path(config.records).expanduser()
-    frame = read_records(path, model=config.records_model)
     out = path.with_name(f"{path.stem}-report") if config.out is None else Path(config.out).expanduser()
-    if (out / "protocol.yaml").exists():
-        raise UsageError(f"out={out} is the folder of a run, whose report would be replaced; choose another")
-    if out.exists() and not out.is_dir():
-        raise UsageError(f"out={out} is a file; give a folder")
+    check_out(out)
+    frame = read_records(path, model=config.records_model)
     return _Source(frame, stats_options(config), False, {}, {"source": portable(path)}, out)
 
 

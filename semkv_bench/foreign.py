@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shlex
 from collections.abc import Callable, Hashable, Iterable
 from pathlib import Path
 from typing import Any
@@ -283,13 +284,18 @@ def _one_model(frame: pd.DataFrame, source: str, model: str | None) -> pd.DataFr
     if len(found) > 1:
         raise UsageError(
             f"{source} holds {len(found)} models ({_names(found)}), which are never pooled; "
-            f"choose one with model={sorted(found)[0]}"
+            f"choose one with {_chosen(sorted(found)[0])}"
         )
     if found and frame["model"].isna().any():
         raise UsageError(
-            f"{source} has rows without a model beside rows of {found[0]}; choose them with model={found[0]}"
+            f"{source} has rows without a model beside rows of {found[0]}; choose them with {_chosen(found[0])}"
         )
     return frame
+
+
+def _chosen(model: str) -> str:
+    """The argument that chooses ``model``, quoted for a shell where its name needs that."""
+    return shlex.quote(f"model={model}")
 
 
 def _names(found: Iterable[str], most: int = 4) -> str:

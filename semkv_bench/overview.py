@@ -9,7 +9,7 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig
 from rich.console import Console
 
-from semkv_bench.cliff_report import analysed_run
+from semkv_bench.cliff_report import analysed_run, check_out
 from semkv_bench.errors import MissingError, UsageError
 from semkv_bench.report.overview import overview_rows, show_overview, write_overview
 
@@ -35,6 +35,10 @@ def make_overview(config: DictConfig, given: dict[str, Any], console: Console) -
     for name in ("run", "records"):
         if config[name] is not None:
             raise UsageError(f"give runs=[DIR,...] or {name}=..., not both")
+    if config.records_model is not None:
+        raise UsageError(
+            "model=NAME chooses a model of records=FILE; name the runs of one model in runs=, leave it out"
+        )
     folders, chosen = _folders(config.runs)
     out = Path(config.out or OVERVIEWS).expanduser()
     _check_out(out)
@@ -122,10 +126,7 @@ def _report(folder: Path, given: dict[str, Any]) -> dict:
 
 
 def _check_out(out: Path) -> None:
-    if out.exists() and not out.is_dir():
-        raise UsageError(f"out={out} is a file; give a folder")
-    if (out / "protocol.yaml").exists():
-        raise UsageError(f"out={out} is the folder of a run, whose report would be replaced; choose another")
+    check_out(out)
     present = out / "report.json"
     if present.exists():
         try:

@@ -190,8 +190,14 @@ def read_run(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
 
     Raises:
         MissingError: there is no run, or nothing recorded yet.
-        UsageError: its files do not parse or do not fit together.
+        UsageError: it is a file, or its files do not parse or do not fit together.
     """
+    if path.is_file():
+        raise UsageError(
+            f"{path} is a file; give run=DIR of a sweep, or records=FILE for scores made elsewhere"
+        )
+    if not path.exists():
+        raise MissingError(f"{path} does not exist; give run=DIR of a sweep")
     if not (path / "protocol.yaml").exists():
         raise MissingError(f"{path} is not a run folder (no protocol.yaml); give run=DIR of a sweep")
     protocol = _read_protocol(path)

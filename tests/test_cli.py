@@ -1,6 +1,7 @@
 import json
 import os
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -159,7 +160,12 @@ def test_longbench_from_a_local_folder(local_folder, tmp_path, capsys):
         (["sweep", "model=custom", "model.path=/nowhere"], 3, "does not exist"),
         (["sweep", "model=llama31"], 3, "hf download meta-llama/Llama-3.1-8B-Instruct"),
         (["sweep", "task=longbench"], 3, "LongBench"),
-        (["cliff-report", "run=/nowhere"], 3, "not a run folder"),
+        (["cliff-report", "run=/nowhere"], 3, "/nowhere does not exist"),
+        (["cliff-report", "run=/etc/passwd"], 2, "records=FILE for scores made elsewhere"),
+        (["cliff-report", "run=/nowhere", "out=/etc/passwd"], 2, "out=/etc/passwd is a file"),
+        (["cliff-report", "run=/nowhere", "out=/etc/passwd/r"], 2, "/etc/passwd is a file"),
+        (["cliff-report", "run=/nowhere", "model=m"], 2, "model=NAME chooses a model of records=FILE"),
+        (["cliff-report", "runs=[/nowhere]", "model=m"], 2, "model=NAME chooses a model of records=FILE"),
         (["cliff-report", "records=/nowhere.csv"], 3, "/nowhere.csv"),
         (["cliff-report", "run=a", "records=b"], 2, "not both"),
         (["storage", "head_dim=0"], 2, "head_dim=0"),
@@ -277,6 +283,18 @@ def test_a_file_of_several_models_asks_which_one(tmp_path, capsys):
     assert json.loads((tmp_path / "r/report.json").read_text())["model"] == "org/a"
 
 
+def test_the_model_that_an_error_proposes_can_be_given_as_printed(tmp_path, capsys):
+    names = ("[c],d=e", "it's")
+    rows = [f'"{m}",qa,{i},{s},{b},1\n' for m in names for i in (1, 2) for s, b in (("full", 16), ("L4", 2))]
+    path = tmp_path / "scores.csv"
+    path.write_text("model,task,example_id,setting,code_bits,score\n" + "".join(rows))
+    assert main(["cliff-report", f"records={path}"]) == 2
+    proposed = shlex.split(_lines(capsys)[1].partition("choose one with ")[2])
+    for argument, name in ((*proposed, names[0]), (f'model="{names[1]}"', names[1])):
+        assert main(["cliff-report", f"records={path}", argument, f"out={tmp_path / 'r'}"]) == 0
+        assert json.loads((tmp_path / "r/report.json").read_text())["model"] == name
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [
@@ -312,6 +330,16 @@ def test_a_report_of_foreign_scores_does_not_replace_a_runs(run, tmp_path, capsy
     path.write_text("task,example_id,setting,code_bits,score\nqa,1,full,16,1\nqa,1,L4,2,1\n")
     assert main(["cliff-report", f"records={path}", f"out={run}"]) == 2
     assert "folder of a run" in _lines(capsys)[1]
+
+
+def test_a_report_of_a_run_does_not_replace_anothers(run, tmp_path, capsys):
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "protocol.yaml").write_text("{}")
+    assert main(["cliff-report", f"run={run}", f"out={other}"]) == 2
+    assert "folder of a run" in _lines(capsys)[1] and len(list(other.iterdir())) == 1
+    (tmp_path / "same").symlink_to(run)
+    assert main(["cliff-report", f"run={run}", f"out={tmp_path / 'same'}"]) == 0
 
 
 def test_whole_statistics_given_at_once_count_as_changed(run, tmp_path):

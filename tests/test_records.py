@@ -160,8 +160,10 @@ def test_full_disk_keeps_what_was_there(tmp_path, monkeypatch):
 
 
 def test_nothing_recorded_yet(tmp_path):
-    with pytest.raises(MissingError, match="not a run folder"):
+    with pytest.raises(MissingError, match="nowhere does not exist"):
         read_run(tmp_path / "nowhere")
+    with pytest.raises(MissingError, match="not a run folder"):
+        read_run(tmp_path)
     _started(tmp_path)
     with pytest.raises(MissingError, match="no finished example"):
         read_run(tmp_path)
