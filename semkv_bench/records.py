@@ -57,13 +57,11 @@ class RunFolder:
             path.mkdir(parents=True, exist_ok=True)
             # Listed before the protocol is looked for: another process may write both at this moment.
             entries = list(path.iterdir())
-            if (path / "protocol.yaml").exists():
-                _require_same(path, sealed)
-            elif not _only_scratch(entries):
-                raise UsageError(f"{path} is not empty and not a run folder; choose another out=DIR")
-            else:
-                _write_atomically(path / "config.yaml", config_yaml)
-                _write_atomically(path / "protocol.yaml", _dump(sealed))
+            if not (path / "protocol.yaml").exists():
+                if not _only_scratch(entries):
+                    raise UsageError(f"{path} is not empty and not a run folder; choose another out=DIR")
+                _seal(path, sealed, config_yaml)
+            _require_same(path, sealed)
         return cls(path, sealed)
 
     def start(self) -> None:
@@ -283,6 +281,18 @@ def _require_same(path: Path, sealed: Mapping[str, Any]) -> None:
         raise UsageError(
             f"{path} holds a run of another protocol (different: {', '.join(changed)}); choose another out=DIR"
         )
+
+
+def _seal(path: Path, sealed: Mapping[str, Any], config_yaml: str) -> None:
+    """Write the protocol unless another process was first; it is never replaced."""
+    lock = path / "opening.tmp"
+    with lock.open("w") as guard:
+        fcntl.flock(guard, fcntl.LOCK_EX)
+        if not (path / "protocol.yaml").exists():
+            _write_atomically(path / "config.yaml", config_yaml)
+            _write_atomically(path / "protocol.yaml", _dump(sealed))
+        # Whoever waits on this file, or makes another, finds the protocol.
+        lock.unlink(missing_ok=True)
 
 
 def _only_scratch(entries: Iterable[Path]) -> bool:

@@ -1,5 +1,6 @@
 import fcntl
 import json
+import multiprocessing
 
 import pytest
 import yaml
@@ -113,6 +114,40 @@ def test_another_protocol_is_refused(tmp_path):
     _started(tmp_path).close()
     with pytest.raises(UsageError, match=r"another protocol \(different: model\)"):
         RunFolder.open(tmp_path, {**PROTOCOL, "model": "n"}, "")
+
+
+def _open_at_once(path, model: str, together, told) -> None:
+    together.wait()
+    try:
+        told.put((model, RunFolder.open(path, {**PROTOCOL, "model": model}, f"model: {model}\n").protocol["model"]))
+    except UsageError as error:
+        told.put((model, str(error)))
+
+
+def test_of_two_protocols_that_open_a_folder_at_once_one_is_refused(tmp_path):
+    context = multiprocessing.get_context("fork")
+    together, told = context.Barrier(3), context.SimpleQueue()
+    for number in range(20):
+        path = tmp_path / str(number)
+        # Two of three are alike: both of them may go on.
+        openers = [context.Process(target=_open_at_once, args=(path, m, together, told)) for m in "mnn"]
+        for opener in openers:
+            opener.start()
+        found = [told.get() for _ in openers]
+        for opener in openers:
+            opener.join()
+        owner = yaml.safe_load((path / "protocol.yaml").read_text())["model"]
+        assert (path / "config.yaml").read_text() == f"model: {owner}\n"
+        for model, outcome in found:
+            assert outcome == owner if model == owner else "another protocol (different: model)" in outcome
+        assert sorted(p.name for p in path.iterdir()) == ["config.yaml", "protocol.yaml"]
+
+
+def test_a_kill_between_configuration_and_protocol_is_no_other_run(tmp_path):
+    (tmp_path / "config.yaml").write_text("a: 0\n")
+    (tmp_path / "opening.tmp").touch()
+    RunFolder.open(tmp_path, PROTOCOL, "a: 1\n")
+    assert (tmp_path / "config.yaml").read_text() == "a: 1\n"
 
 
 def test_a_changed_protocol_is_noticed(tmp_path):
