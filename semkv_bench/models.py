@@ -62,10 +62,6 @@ class ModelShape:
             max_positions=getattr(text, "max_position_embeddings", None),
         )
 
-    def values_per_token(self) -> int:
-        """Numbers cached per token in the quantized layers, keys and values together."""
-        return 2 * len(self.quantized_layers) * self.kv_heads * self.head_dim
-
 
 @dataclass(frozen=True)
 class LoadedModel:
@@ -132,8 +128,12 @@ class PretrainedModel:
 
     @property
     def name(self) -> str:
-        """Name for records and reports."""
-        return self.label or (Path(self.path).stem if self._local else self.path)
+        """Name for records and reports: the label, else the hub name, the folder's, or the file's without ending."""
+        if self.label or not self._local:
+            return self.label or self.path
+        path = Path(os.path.abspath(Path(self.path).expanduser()))
+        # A dot in a folder's name is part of a version: Qwen2.5-7B-Instruct.
+        return path.stem if path.is_file() else path.name
 
     def shape(self) -> ModelShape:
         """Cache shape, from the configuration alone."""

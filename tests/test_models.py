@@ -37,7 +37,7 @@ def test_conversion_keeps_weights_and_greedy_text(smollm2):
 def test_shape_of_the_embedded_model():
     shape = EmbeddedModel().shape()
     assert shape == ModelShape(30, tuple(range(30)), 3, 64, 8192)
-    assert shape.values_per_token() == 2 * 30 * 3 * 64
+    assert (shape.kv_heads, shape.head_dim) == (3, 64)
 
 
 def test_no_network_and_no_files_says_what_to_fetch(empty_cache, monkeypatch):
@@ -95,6 +95,31 @@ def test_a_gguf_file_loads_by_path(tmp_path):
     shutil.copy(gguf, tmp_path / "m.gguf")
     source = PretrainedModel(str(tmp_path / "m.gguf"))
     assert source.shape().layers == 30 and source.name == "m"
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("Qwen2.5-7B-Instruct", "Qwen2.5-7B-Instruct"),
+        ("Qwen2.5-7B-Instruct/", "Qwen2.5-7B-Instruct"),
+        ("Qwen2.5-7B-Instruct/parts/..", "Qwen2.5-7B-Instruct"),
+        ("Qwen2.5-7B.Q4_K_M.gguf", "Qwen2.5-7B.Q4_K_M"),
+        ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen2.5-0.5B"),
+    ],
+)
+def test_a_dot_in_a_name_does_not_end_it(path, name, tmp_path, monkeypatch):
+    (tmp_path / "Qwen2.5-7B-Instruct" / "parts").mkdir(parents=True)
+    (tmp_path / "Qwen2.5-7B.Q4_K_M.gguf").touch()
+    monkeypatch.chdir(tmp_path)
+    assert PretrainedModel(path).name == name
+    assert PretrainedModel(path, label="mine").name == "mine"
+
+
+def test_the_folder_one_stands_in_has_its_name(tmp_path, monkeypatch):
+    folder = tmp_path / "Llama-3.1"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    assert PretrainedModel(".").name == "Llama-3.1"
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,9 @@ def test_another_protocol_is_refused(tmp_path):
 def _open_at_once(path, model: str, together, told) -> None:
     together.wait()
     try:
-        told.put((model, RunFolder.open(path, {**PROTOCOL, "model": model}, f"model: {model}\n").protocol["model"]))
+        told.put(
+            (model, RunFolder.open(path, {**PROTOCOL, "model": model}, f"model: {model}\n").protocol["model"])
+        )
     except UsageError as error:
         told.put((model, str(error)))
 
