@@ -9,7 +9,7 @@ from semkv_bench.stats import StatsOptions
 from semkv_bench.stats.cliff import locate
 from semkv_bench.stats.equivalence import over_all_looks, p_within
 from semkv_bench.stats.guarded import moments, p_below
-from semkv_bench.stats.multiplicity import adjusted, holm, shares
+from semkv_bench.stats.multiplicity import adjusted, shares
 from semkv_bench.stats.pairing import SettingInfo
 from semkv_bench.stats.spending import Look
 
@@ -68,7 +68,7 @@ def states_of(
         within.append(over_all_looks(p_within(m, options), look))
         below.append(over_all_looks(p_below(m, -options.margin), look))
     holds = np.apply_along_axis(adjusted, 0, np.array(within), shares(_GRID)) < options.alpha
-    falls = np.apply_along_axis(holm, 0, np.array(below)) < options.alpha
+    falls = np.apply_along_axis(adjusted, 0, np.array(below), shares(_GRID, bottom_up=True)) < options.alpha
     return np.where(holds, 2, np.where(falls, 0, 1))
 
 

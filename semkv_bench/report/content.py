@@ -324,7 +324,7 @@ def reading_notes(report: dict) -> list[tuple[str, str]]:
             "Two one-sided tests (TOST) ask whether the loss and the gain are both smaller than the margin. "
             f"Their p-values are compared with alpha = {alpha} after an adjustment for the number of settings: "
             "the points of the grid are tested from many bits to few, each at what the points above have handed "
-            "on. P-values of drops beyond the margin are Holm-adjusted. "
+            "on; drops beyond the margin from few bits to many. "
             "A large p-value does not show a loss: it shows that the sample does not settle the question.",
         ),
         ("Verdicts", _verdict_note(margin)),

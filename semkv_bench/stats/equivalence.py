@@ -17,7 +17,7 @@ from semkv_bench.stats.guarded import (
     p_few_losses,
     score_interval,
 )
-from semkv_bench.stats.multiplicity import Shares, adjusted, holm, shares, weight_reached
+from semkv_bench.stats.multiplicity import Shares, adjusted, shares, weight_reached
 from semkv_bench.stats.options import StatsOptions
 from semkv_bench.stats.pairing import PairedScores
 from semkv_bench.stats.spending import Look
@@ -43,12 +43,13 @@ class Judgement:
 
     ``shown`` is what the data show of each setting by themselves; ``verdicts`` is what may be said after
     asking whether this measurement could have seen a loss at all. ``family`` marks the settings whose tests
-    are adjusted together, ``plan`` how they share alpha.
+    are adjusted together, ``top_down`` and ``bottom_up`` how they share alpha.
     """
 
     moments: Moments
     family: np.ndarray
-    plan: Shares
+    top_down: Shares
+    bottom_up: Shares
     p_equivalence_raw: np.ndarray
     p_equivalence: np.ndarray
     p_degraded_raw: np.ndarray
@@ -101,9 +102,10 @@ def judge(
     p_diff = np.minimum(1.0, 2 * over_all_looks(np.minimum(p_below(m, 0.0), p_above(m, 0.0)), look))
     family = np.array([info.kind != "full" for info in paired.settings])
     eq, deg = over_all_looks(p_eq, look), over_all_looks(p_deg, look)
-    plan = shares([info for info in paired.settings if info.kind != "full"])
+    tested = [info for info in paired.settings if info.kind != "full"]
+    top_down, bottom_up = shares(tested), shares(tested, bottom_up=True)
     if adjust:
-        eq[family], deg[family] = adjusted(eq[family], plan), holm(deg[family])
+        eq[family], deg[family] = adjusted(eq[family], top_down), adjusted(deg[family], bottom_up)
     detectable = p_diff < options.alpha
 
     shown = ["reference"]
@@ -119,7 +121,8 @@ def judge(
     return Judgement(
         moments=m,
         family=family,
-        plan=plan,
+        top_down=top_down,
+        bottom_up=bottom_up,
         p_equivalence_raw=p_eq,
         p_equivalence=eq,
         p_degraded_raw=p_deg,
@@ -188,20 +191,20 @@ def clusters_needed(
         return None
     holds = mean > -options.margin
     of_family = int(judgement.family[:index].sum())
-    rank = int((judgement.p_degraded_raw[judgement.family] >= judgement.p_degraded_raw[index]).sum())
+    plan = judgement.top_down if holds else judgement.bottom_up
+
+    def p_of(sample: Moments) -> np.ndarray:
+        return p_within(sample, options) if holds else p_below(sample, -options.margin)
 
     def level(factor: float) -> float:
-        if not holds:
-            return options.alpha / rank
-        others = over_all_looks(p_within(judgement.moments.grown(factor), options), last)[judgement.family]
-        return options.alpha * weight_reached(others, of_family, judgement.plan, options.alpha)
+        others = over_all_looks(p_of(judgement.moments.grown(factor)), last)[judgement.family]
+        return options.alpha * weight_reached(others, of_family, plan, options.alpha)
 
     def settled(factor: float) -> bool:
         more = m.grown(factor)
         if power is not None:
             more = more.scattered(_DRAWS)
-        p = p_within(more, options) if holds else p_below(more, -options.margin)
-        return float((over_all_looks(p, last) < level(factor)).mean()) >= (power or 1.0)
+        return float((over_all_looks(p_of(more), last) < level(factor)).mean()) >= (power or 1.0)
 
     have = int(m.clusters[0])
     low, high = have, 2 * have

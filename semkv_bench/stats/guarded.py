@@ -14,8 +14,8 @@ have not yet shown:
   in these data: the size-weighted mean of the reference's scores (1 for 0/1 scores, 0.3 for ROUGE around
   0.3), or of the differences where that is larger. A cluster of several seeds or turns is lost whole only if
   they are lost together; as far as the data show that they are lost one by one, the size shrinks.
-* Upper bound, which decides degradation: one pair that gains the whole scale, fading to a tie by ``ENOUGH``
-  differing pairs; with Johnson's (1978) correction for skewness, because a few large losses among many ties
+* Upper bound, which decides degradation: one pair that gains the whole scale, fading by ``ENOUGH`` differing
+  pairs to a tie, or to the average where that is a gain; with Johnson's (1978) correction for skewness, because a few large losses among many ties
   would otherwise make the bound too loose.
 
 The guard enters once for the whole sample. With several tasks the average is a weighted sum over strata and
@@ -214,8 +214,8 @@ def upper_side(m: Moments) -> Side:
     """The bound that must fall below -margin for degradation, below 0 for a detectable loss (positive ``t``)."""
     fresh = np.clip(1 - m.differing / ENOUGH, 0, 1)
     tied = np.clip(1 - m.differing, 0, 1)
-    one = np.ones_like(fresh)
-    return _with_guards(m, -tied, one, fresh, one)
+    one, gain = np.ones_like(fresh), np.maximum(m.mean, 0)
+    return _with_guards(m, (1 - tied) * gain - tied, one, np.maximum(fresh, gain), one)
 
 
 def _with_guards(

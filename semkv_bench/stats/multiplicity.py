@@ -1,15 +1,17 @@
 """Many settings tested at once: how alpha is shared among them, so that any false claim stays below alpha.
 
-Holm's method serves where no test is more wanted than another. The claim that a setting is equivalent is of
-another kind: the cliff needs the points of the grid from the top down, and a point counts for it only if every
-one above it holds. So alpha starts where it is needed and is handed on, the graphical procedure of Bretz,
-Maurer, Brannath and Posch (2009), a closed test that keeps the family's error rate under any dependence:
+Holm's method serves where no test is more wanted than another. Verdicts on a grid are of another kind: the
+cliff needs the points that hold from the top down and those that are degraded from the bottom up, and a point
+counts only if all before it do. So alpha starts where it is needed and is handed on, the graphical procedure of
+Bretz, Maurer, Brannath and Posch (2009), a closed test that keeps the family's error rate under any dependence:
 
 * Every grid (the uniform settings of one quantizer) is one group, all mixed and pruned settings are another;
   groups start with equal shares of alpha.
-* In a grid, ``HEAD`` of the share waits at the point with most bits. A point that is shown hands its alpha to
-  the next one below, the last one to the top again. The rest is spread over the other points, so that one
-  undecided point does not silence those below it (the fallback procedure of Wiens, 2003).
+* In a grid, most of the share (``TOP_FIRST`` of it for equivalence, ``BOTTOM_FIRST`` for degradation) waits at
+  the first point. A point that is shown hands its alpha to the next one, the last one to the first again: so a
+  whole grid costs no more examples than one setting. The rest is spread over the other points, so that one
+  undecided point does not silence those after it for good (the fallback procedure of Wiens, 2003). For
+  degradation it is more: drops are large, and settings named by hand need not be ordered by their bits.
 * The mixed and pruned settings share alike and hand on alike, which is Holm's method among them.
 """
 
@@ -22,9 +24,9 @@ import numpy as np
 
 from semkv_bench.stats.pairing import SettingInfo
 
-__all__ = ["HEAD", "Shares", "adjusted", "holm", "shares", "weight_reached"]
+__all__ = ["BOTTOM_FIRST", "TOP_FIRST", "Shares", "adjusted", "holm", "shares", "weight_reached"]
 
-HEAD = 0.99
+TOP_FIRST, BOTTOM_FIRST = 0.99, 0.9
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,9 @@ def holm(p: np.ndarray) -> np.ndarray:
     return adjusted
 
 
-def shares(settings: Sequence[SettingInfo]) -> Shares:
-    """How ``settings`` (none of kind full) share alpha."""
+def shares(settings: Sequence[SettingInfo], *, bottom_up: bool = False) -> Shares:
+    """How ``settings`` (none of kind full) share alpha; ``bottom_up`` for claims of degradation."""
+    first = BOTTOM_FIRST if bottom_up else TOP_FIRST
     weights, handed = np.zeros(len(settings)), np.zeros((len(settings), len(settings)))
     grids: dict[str, list[int]] = {}
     loose = []
@@ -56,9 +59,9 @@ def shares(settings: Sequence[SettingInfo]) -> Shares:
             loose.append(i)
     share = 1 / max(len(grids) + bool(loose), 1)
     for members in grids.values():
-        chain = sorted(members, key=lambda i: _from_the_top(settings[i]))
-        weights[chain] = share * (1 - HEAD) / max(len(chain) - 1, 1)
-        weights[chain[0]] = share * (HEAD if len(chain) > 1 else 1.0)
+        chain = sorted(members, key=lambda i: _from_the_top(settings[i]), reverse=bottom_up)
+        weights[chain] = share * (1 - first) / max(len(chain) - 1, 1)
+        weights[chain[0]] = share * (first if len(chain) > 1 else 1.0)
         if len(chain) > 1:
             handed[chain, np.roll(chain, -1)] = 1.0
     if loose:

@@ -195,3 +195,10 @@ def test_seeds_lost_one_by_one_cost_less_than_seeds_lost_together():
     assert alone.stake == pytest.approx((30 / 27 + 0.3) / (30 / 9 + 0.3))
     low = [float(guarded_interval(m, 0.95)[0][0]) for m in (together, alone)]
     assert low[0] < low[1] < -1 / 10
+
+
+@pytest.mark.parametrize("gain", [-0.5, -0.02, 0.02, 0.5])
+@pytest.mark.parametrize("pairs", [5, 20, 120])
+def test_an_interval_holds_its_own_estimate(gain, pairs):
+    low, high = guarded_interval(sample(np.full(pairs, gain)), 0.95)
+    assert low <= gain <= high

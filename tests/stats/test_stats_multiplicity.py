@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 from statsmodels.stats.multitest import multipletests
 
-from semkv_bench.stats.multiplicity import HEAD, Shares, adjusted, holm, shares, weight_reached
+from semkv_bench.stats.multiplicity import (
+    BOTTOM_FIRST,
+    TOP_FIRST,
+    Shares,
+    adjusted,
+    holm,
+    shares,
+    weight_reached,
+)
 from semkv_bench.stats.pairing import SettingInfo
 
 
@@ -46,11 +54,18 @@ def test_mixes_alone_are_adjusted_by_holm():
 def test_alpha_runs_down_the_grid_by_hand():
     """Three points, 0.99 of alpha at the top, 0.005 each at the others; all is handed on."""
     plan = shares(grid(4, 3, 2))
-    assert plan.weights == pytest.approx([HEAD, (1 - HEAD) / 2, (1 - HEAD) / 2])
+    assert plan.weights == pytest.approx([TOP_FIRST, (1 - TOP_FIRST) / 2, (1 - TOP_FIRST) / 2])
     # 0.02 / 0.99; then 0.03 at 0.995; then 0.04 at all of it
     assert adjusted([0.02, 0.03, 0.04], plan) == pytest.approx([0.02 / 0.99, 0.03 / 0.995, 0.04])
     # no point can be shown at a smaller alpha than the ones above
     assert adjusted([0.03, 0.001, 0.001], plan) == pytest.approx(np.full(3, 0.03 / 0.99))
+
+
+def test_degradation_is_tested_from_the_bottom_up():
+    plan = shares(grid(4, 3, 2), bottom_up=True)
+    assert plan.weights == pytest.approx([(1 - BOTTOM_FIRST) / 2, (1 - BOTTOM_FIRST) / 2, BOTTOM_FIRST])
+    # 0.01 / 0.9; then 0.02 at 0.95; then 0.5 at all of it
+    assert adjusted([0.5, 0.02, 0.01], plan) == pytest.approx([0.5, 0.02 / 0.95, 0.01 / 0.9])
 
 
 def test_order_in_the_report_does_not_matter():
