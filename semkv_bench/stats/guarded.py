@@ -15,8 +15,8 @@ have not yet shown:
   0.3), or of the differences where that is larger. A cluster of several seeds or turns is lost whole only if
   they are lost together; as far as the data show that they are lost one by one, the size shrinks.
 * Upper bound, which decides degradation: one pair that gains the whole scale, fading by ``ENOUGH`` differing
-  pairs to a tie, or to the average where that is a gain; with Johnson's (1978) correction for skewness, because a few large losses among many ties
-  would otherwise make the bound too loose.
+  pairs to a tie, or to the average where that is a gain; with Johnson's (1978) correction for skewness, because
+  a few large losses among many ties would otherwise make the bound too loose.
 
 The guard enters once for the whole sample. With several tasks the average is a weighted sum over strata and
 the guard has to weigh as much as one cluster of the sample: ``1 / n_eff`` with ``n_eff = sum(weight**3)**-0.5``,
