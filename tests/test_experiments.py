@@ -6,7 +6,7 @@ from semkv_bench.plan import planned_settings
 from semkv_bench.records import read_run
 
 EXPERIMENTS = choices("sweep")["experiment"]
-QUICK = ["per_task=1", "seeds=[0]", "subset=null", "max_new_tokens=2"]
+QUICK = ["per_task=1", "seeds=[0]", "subset=null", "max_new_tokens=2", "stats.looks=null"]
 
 
 def test_every_paper_experiment_has_a_small_twin():

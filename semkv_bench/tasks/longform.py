@@ -19,7 +19,7 @@ DEFAULT_PER_TASK = 20
 # Room behind the answer's own length, in which a model that does not stop shows itself: a share, and at least so many.
 _SPARE_SHARE, _SPARE_TOKENS = 0.15, 8
 # The begun answer holds so many items, so that the model sees how to go on.
-_BEGUN = 3
+_BEGUN = 12
 
 
 @dataclass(frozen=True)
