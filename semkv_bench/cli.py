@@ -6,20 +6,23 @@ import os
 import shlex
 import signal
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.logging import RichHandler
 
+from semkv_bench.console import LastingConsole
 from semkv_bench.errors import MissingError, SemkvError, UsageError
 from semkv_bench.interrupt import STOPPED, one_line_on_interrupt
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+    from rich.console import Console
 
     from semkv_bench.plan import Plan
     from semkv_bench.records import RunFolder
@@ -42,13 +45,13 @@ Each command takes Hydra overrides (key=value) and --help, which lists the group
 
 _PATHS = ("baseline", "dir", "out", "path", "prompts_path", "records", "run")
 
-_out = Console()
-_err = Console(stderr=True)
+_out = LastingConsole()
+_err = LastingConsole(stderr=True)
 
 
 @one_line_on_interrupt()
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code (0 good, 1 check failed, 2 wrong usage, 3 something missing)."""
+    """Run one command; returns the exit code (0 good, 1 check failed, 2 wrong usage, 3 could not be done)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     set_up_output()
     if not arguments or arguments[0] in ("-h", "--help", "help"):
@@ -66,12 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         _err.print(STOPPED, highlight=False, soft_wrap=True)
         return 128 + signal.SIGINT
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except Exception as error:
         if os.environ.get("SEMKV_TRACEBACK"):
-            raise
+            traceback.print_exc()
         if isinstance(error, ModuleNotFoundError):
             return _fail(MissingError(f"{error}; semkv-bench doctor tells what is missing here"))
         return _fail(
@@ -125,9 +125,12 @@ def sweep_once(config: "DictConfig", worker: int | None = None) -> None:
 
     worker: number of the job where several run side by side; they show plain lines and take a GPU each.
     """
+    from semkv_bench.paths import check_writable
     from semkv_bench.plan import make_plan
     from semkv_bench.shard import Shard
+    from semkv_bench.sweep import RUNS
 
+    check_writable(Path(config.out or RUNS).expanduser())
     turn = worker if config.shard is None else Shard.parse(config.shard).index - 1
     with _own_gpu(config, turn):
         folder = _run_plan(make_plan(config), config, plain=worker is not None)
@@ -156,7 +159,7 @@ def _own_gpu(config: "DictConfig", turn: int | None) -> Iterator[None]:
         yield
 
 
-def _run_plan(plan: "Plan", config: "DictConfig", plain: bool = False, out: Console = _out) -> "RunFolder":
+def _run_plan(plan: "Plan", config: "DictConfig", plain: bool = False, out: "Console" = _out) -> "RunFolder":
     from semkv_bench.progress import track
     from semkv_bench.sweep import open_run, run_sweep
 
@@ -169,7 +172,7 @@ def _run_plan(plan: "Plan", config: "DictConfig", plain: bool = False, out: Cons
         highlight=False,
         soft_wrap=True,
     )
-    console = Console(stderr=True, force_terminal=False) if plain else _err
+    console = LastingConsole(stderr=True, force_terminal=False) if plain else _err
     what = "examples" if plan.shard is None else f"shard {plan.shard}: examples"
     ran = run_sweep(plan, folder, partial(track, what=what, console=console), plan.source.load)
     out.print("nothing left to run" if not ran else f"ran {ran} examples", highlight=False)
@@ -226,7 +229,7 @@ def _regress(arguments: list[str]) -> int:
     run = partial(_run_plan, out=console)
     code, content = run_regress(config, run, console, update="--update" in arguments)
     if "--json" in arguments:
-        print(json.dumps(content, indent=1))
+        _tell(json.dumps(content, indent=1))
     return code
 
 
@@ -238,7 +241,7 @@ def _storage(arguments: list[str]) -> int:
     config = compose_config("storage", _overrides([a for a in arguments if a != "--json"]))
     rows = storage_rows(config)
     if as_json:
-        print(json.dumps(rows if len(rows) > 1 else rows[0], indent=1))
+        _tell(json.dumps(rows if len(rows) > 1 else rows[0], indent=1))
     else:
         show_storage(rows, _out)
     return 0
@@ -262,7 +265,7 @@ def _plan(arguments: list[str]) -> int:
             calibrate(plan, weights.parameters)
     duration = estimate_time(plan, weights, memory.batch_rows)
     if "--json" in flags:
-        print(json.dumps(plan_content(plan, memory, duration), indent=1))
+        _tell(json.dumps(plan_content(plan, memory, duration), indent=1))
     else:
         show_plan(plan, memory, duration, _out)
     return 0
@@ -278,7 +281,7 @@ def _models(arguments: list[str]) -> int:
         raise UsageError(f"models takes model=... and model.path=... only, not {strange}")
     entries = catalog(overrides)
     if "--json" in flags:
-        print(as_json(entries))
+        _tell(as_json(entries))
     else:
         show_catalog(entries, _out)
     return 0
@@ -293,7 +296,7 @@ def _doctor(arguments: list[str]) -> int:
     with _err.status("looking at this machine"):
         findings = list(examine())
     if "--json" in flags:
-        print(as_json(findings))
+        _tell(as_json(findings))
     else:
         show_findings(findings, _out)
     return 0 if healthy(findings) else MissingError.exit_code
@@ -378,6 +381,14 @@ def _path_as_given(argument: str, several: bool) -> str:
     if several and "," in value:
         return argument
     return key + equals + "'" + value.replace("'", "\\'") + "'"
+
+
+def _tell(text: str) -> None:
+    """Print JSON as it is; a closed pipe is no error."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        _out.on_broken_pipe()
 
 
 def _fail(error: SemkvError) -> int:

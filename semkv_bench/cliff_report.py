@@ -14,6 +14,7 @@ from semkv_bench import report
 from semkv_bench.errors import MissingError, UsageError
 from semkv_bench.foreign import read_records
 from semkv_bench.looks import Standing, last_look
+from semkv_bench.paths import check_writable
 from semkv_bench.plan import stats_options
 from semkv_bench.records import read_run, read_sessions
 from semkv_bench.stats import StatsOptions, analyze
@@ -89,6 +90,8 @@ def _own(config: DictConfig, changed: Collection[str]) -> _Source:
             f"there is no run under {RUNS}; run `semkv-bench sweep` first, or give run=DIR or records=FILE"
         )
     if config.out is None:
+        if path.is_dir():
+            check_writable(path, "run")
         return _of_run(path, given_options(config, changed))
     out = Path(config.out).expanduser()
     check_out(out, own=path)
@@ -100,12 +103,9 @@ def check_out(out: Path, own: Path | None = None) -> None:
 
     Raises:
         UsageError: as said; a report would replace that run's, or could not be written after all the work.
+        SemkvError: it may not be written to.
     """
-    present = next(path for path in (out, *out.absolute().parents) if path.exists())
-    if not present.is_dir():
-        raise UsageError(
-            f"out={out} is a file; give a folder" if present == out else f"out={out}: {present} is a file"
-        )
+    check_writable(out)
     if (out / "protocol.yaml").exists() and (own is None or out.resolve() != own.resolve()):
         raise UsageError(f"out={out} is the folder of a run, whose report would be replaced; choose another")
 

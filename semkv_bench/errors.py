@@ -4,9 +4,13 @@ __all__ = ["CheckFailed", "MissingError", "SemkvError", "UsageError"]
 
 
 class SemkvError(Exception):
-    """Base of every error that is shown to a user as one line; ``exit_code`` is the process status."""
+    """Base of every error that is shown to a user as one line; ``exit_code`` is the process status.
 
-    exit_code = 1
+    By itself: what was asked for could not be done (exit 3), for example because a disk is full. Exit 1 is left to
+    checks that ran, so that a build can tell a moved cliff from a machine in trouble.
+    """
+
+    exit_code = 3
 
 
 class CheckFailed(SemkvError):

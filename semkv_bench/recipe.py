@@ -12,6 +12,7 @@ from rich.console import Console
 from semkv_bench import report
 from semkv_bench.cliff_report import run_report
 from semkv_bench.errors import CheckFailed, UsageError
+from semkv_bench.paths import check_writable
 from semkv_bench.plan import Plan, make_plan
 from semkv_bench.records import RunFolder
 from semkv_bench.settings import FULL, GridOnly
@@ -67,6 +68,7 @@ def run_recipe(config: DictConfig, run: Runner, console: Console) -> Path:
             "recipe mixes one pair of levels for keys and values; leave grid.key_levels and value_levels out"
         )
     out = Path(config.out or "results/runs/recipe").expanduser()
+    check_writable(out)
     uniform = _uniform_config(config, out / "uniform")
     first = make_plan(uniform)
     _check_second(config, first, out)

@@ -318,6 +318,15 @@ def _explained(path: Path):
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        raise SemkvError(
-            f"cannot write {path}: {reason}; what is recorded is safe, run the same command again to continue"
-        ) from error
+        safe = "what is recorded is safe, run the same command again to continue"
+        hint = (
+            safe if _holds_records(path) else "nothing is recorded yet; another folder is chosen by out=DIR"
+        )
+        raise SemkvError(f"cannot write {path}: {reason}; {hint}") from error
+
+
+def _holds_records(path: Path) -> bool:
+    try:
+        return any(file.stat().st_size for file in path.glob("records-*.jsonl"))
+    except OSError:
+        return False

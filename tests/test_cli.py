@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import yaml
 
+from semkv_bench import cli
 from semkv_bench.cli import main
 from semkv_bench.records import read_run
 
@@ -164,6 +165,12 @@ def test_longbench_from_a_local_folder(local_folder, tmp_path, capsys):
         (["cliff-report", "run=/etc/passwd"], 2, "records=FILE for scores made elsewhere"),
         (["cliff-report", "run=/nowhere", "out=/etc/passwd"], 2, "out=/etc/passwd is a file"),
         (["cliff-report", "run=/nowhere", "out=/etc/passwd/r"], 2, "/etc/passwd is a file"),
+        (["cliff-report", "records=/nowhere.csv", "out=/etc/passwd/r"], 2, "/etc/passwd is a file"),
+        (["sweep", "model.path=/nowhere", "model=custom", "out=/etc/passwd/r"], 2, "/etc/passwd is a file"),
+        (["recipe", "model.path=/nowhere", "model=custom", "out=/etc/passwd/r"], 2, "/etc/passwd is a file"),
+        (["regress", "model.path=/nowhere", "model=custom", "out=/etc/passwd/r"], 2, "/etc/passwd is a file"),
+        (["regress", "--update", "baseline=/etc/passwd/b.json"], 2, "baseline=/etc/passwd is a file"),
+        (["sweep", "out=/proc/nowhere/run", "per_task=1"], 3, "cannot write"),
         (["cliff-report", "run=/nowhere", "model=m"], 2, "model=NAME chooses a model of records=FILE"),
         (["cliff-report", "runs=[/nowhere]", "model=m"], 2, "model=NAME chooses a model of records=FILE"),
         (["cliff-report", "records=/nowhere.csv"], 3, "/nowhere.csv"),
@@ -179,6 +186,35 @@ def test_wrong_usage_is_one_line_with_its_exit_code(command, code, told, tmp_pat
     out, err = _lines(capsys)
     assert told in err and len(err.strip().splitlines()) == 1 and err.startswith("semkv-bench: ") and not out
     assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize("told_where", [True, False])
+def test_what_nobody_expected_is_no_failed_check(told_where, monkeypatch, capsys):
+    monkeypatch.setitem(cli._COMMANDS, "models", (None, lambda arguments: arguments[1]))
+    monkeypatch.setenv("SEMKV_TRACEBACK", "1" if told_where else "")
+    assert main(["models"]) == 3
+    err = _lines(capsys)[1]
+    assert "semkv-bench: unexpected IndexError" in err and ("Traceback" in err) == told_where
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        (["--help"], 0),
+        (["models"], 0),
+        (["models", "--json"], 0),
+        (["storage", "--json"], 0),
+        (["sweep", "--help"], 0),
+        (["regress", "quick=true"], 0),
+        (["regress", "quick=true", "quantizer.group_size=32"], 2),
+    ],
+)
+def test_a_reader_that_leaves_early_changes_no_exit_code(command, code, monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        assert main(command) == code
 
 
 def test_no_run_yet(tmp_path, monkeypatch, capsys):

@@ -126,7 +126,7 @@ def test_killed_workers_lose_nothing(launcher, sweep, tmp_path, monkeypatch, cap
         ended.set()
         killer.join()
     # Ray starts a lost job again by itself.
-    assert first == (0 if launcher == "ray" else 1)
+    assert first == (0 if launcher == "ray" else 3)
     capsys.readouterr()
     assert main(shards) == 0
     for run in ("alone", "shards"):

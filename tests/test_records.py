@@ -1,6 +1,7 @@
 import fcntl
 import json
 import multiprocessing
+from pathlib import Path
 
 import pytest
 import yaml
@@ -170,6 +171,11 @@ def test_a_folder_of_something_else_is_not_touched(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
 
 
+def test_where_nothing_can_be_written_nothing_is_said_to_be_safe():
+    with pytest.raises(SemkvError, match="nothing is recorded yet; another folder is chosen by out=DIR"):
+        RunFolder.open(Path("/proc/nowhere"), PROTOCOL, "")
+
+
 def test_full_disk_keeps_what_was_there(tmp_path, monkeypatch):
     folder = _started(tmp_path)
     folder.append(_unit("a"))
@@ -188,7 +194,7 @@ def test_full_disk_keeps_what_was_there(tmp_path, monkeypatch):
             return getattr(self.file, name)
 
     folder._file = Full(folder._file)
-    with pytest.raises(SemkvError, match="No space left on device"):
+    with pytest.raises(SemkvError, match="No space left on device; what is recorded is safe"):
         folder.append(_unit("b"))
     assert (tmp_path / "records-0.jsonl").read_bytes() == before
     folder._file = folder._file.file

@@ -1,5 +1,6 @@
 import importlib.util
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -166,6 +167,21 @@ def test_update_shows_the_difference_and_then_accepts_it(place, tmp_path, capsys
     assert out.count("moved  storage: affine-L6: effective bits 5.1000 -> 4.6000") == 2
     assert path.read_bytes() == (place / "baseline.json").read_bytes()
     assert main(arguments) == 0
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_move_stays_a_move_where_nobody_reads_on(options, place, tmp_path, monkeypatch):
+    content = json.loads((place / "baseline.json").read_text())
+    content["settings"]["affine-L6"]["effective_bits"] += 0.5
+    (tmp_path / "baseline.json").write_text(json.dumps(content))
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        assert (
+            main(_against(place, f"baseline={tmp_path / 'baseline.json'}", f"out={tmp_path}", *options)) == 1
+        )
+    assert json.loads((tmp_path / "regress.json").read_text())["status"] == "moved"
 
 
 def test_update_replaces_what_cannot_be_read(place, tmp_path, capsys):

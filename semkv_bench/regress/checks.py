@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import LlamaConfig
 
 from semkv_bench.engine import Engine
-from semkv_bench.errors import SemkvError, UsageError
+from semkv_bench.errors import CheckFailed, UsageError
 from semkv_bench.kernels import PackedLayout
 from semkv_bench.models import LoadedModel, ModelShape
 from semkv_bench.packed.coding import check_packable, packed_coder
@@ -201,7 +201,7 @@ def _sums(result: Tensor, source: Tensor, groups: int = _GROUPS) -> list[float]:
     weights = _weights(result.numel()).to(result.device).view(result.shape)
     per_token = (relative * weights).sum((0, 2))
     if not bool(torch.isfinite(per_token).all()):
-        raise SemkvError("the quantizer gave NaN or infinity for finite values")
+        raise CheckFailed("the quantizer gave NaN or infinity for finite values")
     parts = per_token.tensor_split(groups)
     return [round(float(part.sum()), 4) + 0.0 for part in parts]
 

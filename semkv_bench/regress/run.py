@@ -16,6 +16,7 @@ import semkv_bench
 from semkv_bench.config import build
 from semkv_bench.errors import MissingError, SemkvError, UsageError
 from semkv_bench.models import ModelShape
+from semkv_bench.paths import check_writable
 from semkv_bench.plan import Plan, make_plan, planned_settings, quantizers
 from semkv_bench.records import RunFolder, protocol_hash, read_run, read_sessions
 from semkv_bench.regress.checks import Checks, code_checks
@@ -57,6 +58,7 @@ def run_regress(
         if update or config.run is not None:
             raise UsageError("quick=true compares the code without a run; leave out --update and run=DIR")
         return _quick(config, console)
+    _check_places(config, update)
     measured = _measure if config.run is None else _take
     old, new, path, out = measured(config, run, update)
     if update:
@@ -81,6 +83,9 @@ def baseline_path(model: str, quantizer: str, protocol: str) -> Path:
 
 def _quick(config: DictConfig, console: Console) -> tuple[int, dict]:
     """Code and storage alone: seconds, and no model."""
+    out = None if config.out is None else Path(config.out).expanduser()
+    if out is not None:
+        check_writable(out)
     model, protocol = build(config.model, "model"), build(config.protocol, "protocol")
     settings = planned_settings(config)
     path = _path(config, model.name, settings, protocol.name)
@@ -95,7 +100,6 @@ def _quick(config: DictConfig, console: Console) -> tuple[int, dict]:
     figures = {setting.name: asdict(setting.storage(shape.head_dim)) for setting in settings}
     findings, count = compare_code(old, checks, figures)
     outcome = Comparison(findings, notes=[], checks=count)
-    out = None if config.out is None else Path(config.out).expanduser()
     content = _told(outcome, old, None, path, out, console)
     return _hint(outcome, path, console), content
 
@@ -217,6 +221,19 @@ def _config_of(folder: Path) -> DictConfig:
     if not isinstance(config, DictConfig):
         raise UsageError(f"{folder / 'config.yaml'} holds no configuration")
     return config
+
+
+def _check_places(config: DictConfig, update: bool) -> None:
+    """Raise for what could not be written in the end, before anything is run."""
+    if config.out is None and config.run is not None:
+        if Path(config.run).expanduser().is_dir():
+            check_writable(Path(config.run).expanduser(), "run")
+    else:
+        check_writable(Path(config.out or RUNS).expanduser())
+    if update:
+        check_writable(
+            Path(config.baseline or BASELINES / "any").expanduser().parent, "baseline", "baseline=FILE"
+        )
 
 
 def _fresh_folder(config: DictConfig, plan: Plan) -> Path:
