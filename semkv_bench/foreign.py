@@ -4,12 +4,13 @@ import csv
 import json
 import shlex
 from collections.abc import Callable, Hashable, Iterable
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from semkv_bench.cells import as_flag, as_integer, as_number, as_text, is_null, short
 from semkv_bench.errors import MissingError, UsageError
 
 __all__ = ["KINDS", "REFERENCE", "normalize", "read_records"]
@@ -19,11 +20,15 @@ REFERENCE = "full"
 UNIT = ["task", "example_id", "seed", "turn"]
 
 _NEEDED = ("task", "example_id", "setting", "code_bits", "score")
-_NULLS = frozenset({"", "nan", "null", "none", "na", "n/a"})
-_TRUE, _FALSE = frozenset({"true", "1", "yes", "1.0"}), frozenset({"false", "0", "no", "0.0"})
 _SAME_BITS = 1e-6
 # Two-level and pruning allocations round to whole tokens, so recorded bits may move a little with the prompt.
 _MIXED_BITS = 0.05
+# Bits may be written with one decimal; no cache value takes more than a float32.
+_ROUNDED_BITS, _MOST_BITS = 0.05, 32
+# Scores are exact; token-level measures are means in half precision.
+_ROUNDED = {"score": 0.0, "top1_agreement": 1e-3, "kl": 1e-3}
+_SHARES = ("score", "top1_agreement")
+_BITS = ("code_bits", "packed_bits", "effective_bits")
 
 Where = Callable[[Hashable], str]
 
@@ -73,7 +78,7 @@ def _read_jsonl(path: Path) -> tuple[pd.DataFrame, Where]:
                 message = getattr(error, "msg", None) or str(error).splitlines()[0]
                 raise UsageError(f"{path}, line {number}: broken JSON ({message})") from error
             if not isinstance(row, dict):
-                raise UsageError(f"{path}, line {number}: expected a JSON object, got {_short(row)}")
+                raise UsageError(f"{path}, line {number}: expected a JSON object, got {short(row)}")
             rows.append(row)
             lines.append(number)
     columns = list(dict.fromkeys(name for row in rows for name in row))
@@ -147,7 +152,7 @@ def normalize(
         frame[name] = _numbers(frame, name, fail)
     frame["runaway"] = _flags(frame, fail)
     frame["kind"] = _kinds(frame, fail)
-    _check_scores(frame, source, fail)
+    _check_measures(frame, fail)
     _check_unique(frame, source, where)
     _check_one_protocol(frame, source)
     frame = _complete_bits(frame, source)
@@ -167,88 +172,51 @@ class _Complaint:
             raise UsageError(f"{self.source}, {self.where(first)}: {say(first)}")
 
 
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
-
-
-def _is_null(value: Any) -> bool:
-    if value is None or value is pd.NA or value is pd.NaT:
-        return True
-    if isinstance(value, str):
-        return value.strip().lower() in _NULLS
-    return isinstance(value, (float, np.floating)) and np.isnan(value)
-
-
-def _text(value: Any) -> str | None:
-    if isinstance(value, str):
-        return value.strip() or None
-    if _is_null(value):
-        return None
-    if isinstance(value, (float, np.floating)) and float(value).is_integer():
-        return str(int(value))
-    return str(value)
-
-
 def _texts(frame: pd.DataFrame, name: str, fail: _Complaint | None) -> pd.Series:
     """Column ``name`` as text or None; with ``fail``, nothing may be empty."""
     if name not in frame:
         return pd.Series([None] * len(frame), index=frame.index, dtype=object)
-    texts = [_text(value) for value in frame[name]]
+    texts = [as_text(value) for value in frame[name]]
     if fail is None:
-        texts = [None if _is_null(text) else text for text in texts]
+        texts = [None if is_null(text) else text for text in texts]
     column = pd.Series(texts, index=frame.index, dtype=object)
     if fail is not None:
         fail(column.isna(), lambda i: f"{name} is empty")
     return column
 
 
-def _number(value: Any) -> float | None:
-    """The number in ``value``; NaN for null, None where it is something else."""
-    if isinstance(value, (bool, np.bool_)):
-        return float(value)
-    if _is_null(value):
-        return float("nan")
-    if isinstance(value, (int, float, np.integer, np.floating, str)):
-        try:
-            return float(value)
-        except (ValueError, OverflowError):
-            return None
-    return None
-
-
 def _numbers(frame: pd.DataFrame, name: str, fail: _Complaint) -> pd.Series:
     if name not in frame:
         return pd.Series(np.nan, index=frame.index, dtype=float)
     raw = frame[name]
-    parsed = pd.Series([_number(value) for value in raw], index=frame.index, dtype=object)
+    parsed = pd.Series([as_number(value) for value in raw], index=frame.index, dtype=object)
     wrong = parsed.map(lambda value: value is None).astype(bool)
-    fail(wrong, lambda i: f"{name} {_short(raw[i])} is not a number")
+    fail(wrong, lambda i: f"{name} {short(raw[i])} is not a number")
     numbers = parsed.astype(float)
-    fail(np.isinf(numbers), lambda i: f"{name} {_short(raw[i])} is not finite")
+    fail(np.isinf(numbers), lambda i: f"{name} {short(raw[i])} is not finite")
     return numbers
 
 
 def _whole(frame: pd.DataFrame, name: str, fail: _Complaint) -> pd.Series:
     if name not in frame:
         return pd.Series(0, index=frame.index, dtype="int64")
-    numbers = _numbers(frame, name, fail).fillna(0)
-    fail(numbers % 1 != 0, lambda i: f"{name} {_short(frame[name][i])} is not a whole number")
-    return numbers.astype("int64")
+    raw = frame[name]
+    whole = pd.Series([as_integer(value) for value in raw], index=frame.index, dtype=object)
+    wrong = whole.map(lambda value: value is None).astype(bool)
+    fail(
+        wrong,
+        lambda i: f"{name} {short(raw[i])} is not a whole number of at most 64 bits (53 where it is a float)",
+    )
+    return whole.astype("int64")
 
 
 def _flags(frame: pd.DataFrame, fail: _Complaint) -> pd.Series:
     """``runaway`` as 0.0, 1.0 or NaN (unknown)."""
     if "runaway" not in frame:
         return pd.Series(np.nan, index=frame.index, dtype=float)
-
-    def flag(value: Any) -> float | None:
-        text = str(value).strip().lower()
-        return float("nan") if _is_null(value) else 1.0 if text in _TRUE else 0.0 if text in _FALSE else None
-
-    flags = pd.Series([flag(value) for value in frame["runaway"]], index=frame.index, dtype=object)
+    flags = pd.Series([as_flag(value) for value in frame["runaway"]], index=frame.index, dtype=object)
     wrong = flags.map(lambda value: value is None).astype(bool)
-    fail(wrong, lambda i: f"runaway {_short(frame['runaway'][i])} is neither true nor false")
+    fail(wrong, lambda i: f"runaway {short(frame['runaway'][i])} is neither true nor false")
     return flags.astype(float)
 
 
@@ -263,15 +231,26 @@ def _kinds(frame: pd.DataFrame, fail: _Complaint) -> pd.Series:
     return kind.astype(object)
 
 
-def _check_scores(frame: pd.DataFrame, source: str, fail: _Complaint) -> None:
-    score = frame["score"]
-    fail(score.isna(), lambda i: "score is missing or NaN; leave the row out or give it a score")
-    if (score > 1).any() and score.min() >= 0 and 1.5 < score.max() <= 100:
-        hint = "; scores look like 0..100, divide them by 100"
-    else:
-        hint = ""
-    outside = (score < 0) | (score > 1)
-    fail(outside, lambda i: f"score {score[i]:g} (setting {frame['setting'][i]}) is outside 0..1{hint}")
+def _check_measures(frame: pd.DataFrame, fail: _Complaint) -> None:
+    """Scores and shares within 0..1, divergences and turns not negative."""
+    fail(frame["score"].isna(), lambda i: "score is missing or NaN; leave the row out or give it a score")
+    for name in _SHARES:
+        share = frame[name]
+        low, high = share.min(), share.max()
+        percent = low >= 0 and 1.5 < high <= 100
+        hint = f"; {name} looks like 0..100, divide it by 100" if percent else ""
+        outside = (share < -_ROUNDED[name]) | (share > 1 + _ROUNDED[name])
+        fail(
+            outside,
+            lambda i, name=name, hint=hint: (
+                f"{name} {frame[name][i]:g} (setting {frame['setting'][i]}) is outside 0..1{hint}"
+            ),
+        )
+    fail(
+        frame["kl"] < -_ROUNDED["kl"],
+        lambda i: f"kl {frame['kl'][i]:g} (setting {frame['setting'][i]}) is negative; a divergence never is",
+    )
+    fail(frame["turn"] < 0, lambda i: f"turn {frame['turn'][i]} is negative; turns are counted from 0")
 
 
 def _one_model(frame: pd.DataFrame, source: str, model: str | None) -> pd.DataFrame:
@@ -333,24 +312,29 @@ def _check_one_protocol(frame: pd.DataFrame, source: str) -> None:
 
 
 def _complete_bits(frame: pd.DataFrame, source: str) -> pd.DataFrame:
-    """One value of each kind of bits per setting; 16 for ``full``."""
+    """One value of each kind of bits per setting; where ``full`` leaves some out, as it stores its codes, or 16."""
     frame = frame.copy()
     full = frame["kind"] == "full"
-    for name in ("code_bits", "packed_bits", "effective_bits"):
-        frame[name] = frame[name].where(~full | frame[name].notna(), 16.0)
+    for name, before in zip(_BITS, (None, *_BITS), strict=False):
+        own = 16.0 if before is None else frame[before]
+        frame[name] = frame[name].where(~full | frame[name].notna(), own)
     for setting, rows in frame.groupby("setting", sort=True):
         kind = rows["kind"].iloc[0]
         if kind in ("uniform", "mixed") and rows["code_bits"].isna().any():
             raise UsageError(
                 f"{source}: setting {setting} lacks code_bits in {_rows(rows['code_bits'].isna())}"
             )
-        for name in ("code_bits", "packed_bits", "effective_bits"):
+        for name in _BITS:
             bits = rows[name].dropna()
             if bits.empty:
                 continue
             low, high = float(bits.min()), float(bits.max())
-            if low <= 0:
-                raise UsageError(f"{source}: setting {setting} has {name} {low:g}; bits are positive")
+            if low <= 0 or high > _MOST_BITS:
+                wrong = low if low <= 0 else high
+                raise UsageError(
+                    f"{source}: setting {setting} has {name} {wrong:g}; bits per value are above 0 and at most "
+                    f"{_MOST_BITS}"
+                )
             allowed = _MIXED_BITS * high if kind in ("mixed", "prune") else _SAME_BITS
             if high - low > allowed:
                 raise UsageError(
@@ -358,7 +342,28 @@ def _complete_bits(frame: pd.DataFrame, source: str) -> pd.DataFrame:
                     "give each setting a name of its own"
                 )
             frame.loc[rows.index, name] = low if high - low <= _SAME_BITS else float(np.sort(bits).mean())
+    _check_bits(frame, source)
     return frame
+
+
+def _check_bits(frame: pd.DataFrame, source: str) -> None:
+    """Packing and metadata add to the codes, and no setting codes in more bits than the reference."""
+    settings = frame.drop_duplicates("setting").set_index("setting").sort_index()
+    most = settings["code_bits"].get(REFERENCE)
+    for setting, row in settings.iterrows():
+        # The codes of a pruned setting are those of the tokens it keeps, its stored bits an average over all.
+        given = [(name, row[name]) for name in _BITS if not np.isnan(row[name]) and row["kind"] != "prune"]
+        for (less, fewer), (more, bits) in pairwise(given):
+            if bits < fewer - _ROUNDED_BITS:
+                raise UsageError(
+                    f"{source}: setting {setting} has {more} {bits:g} below its {less} {fewer:g}; packing and "
+                    "metadata only add bits"
+                )
+        if most is not None and row["code_bits"] > most + _ROUNDED_BITS:
+            raise UsageError(
+                f"{source}: setting {setting} has code_bits {row['code_bits']:g}, more than the {most:g} of "
+                f"{REFERENCE}; {REFERENCE} is the reference in full precision"
+            )
 
 
 def _rows(mask: pd.Series) -> str:

@@ -122,13 +122,49 @@ BAD = {
     "score NaN": (put(3, "score", "NaN"), r"5: score is missing or NaN"),
     "score infinite": (put(3, "score", "inf"), r"5: score 'inf' is not finite"),
     "score negative": (put(2, "score", -0.1), r"4: score -0\.1 \(setting L4\) is outside 0\.\.1$"),
-    "percent": (put(0, "score", 87.5), r"2: score 87\.5 .*0\.\.100, divide them by 100"),
+    "percent": (put(0, "score", 87.5), r"2: score 87\.5 .*0\.\.100, divide it by 100"),
     "bits no number": (put(2, "code_bits", "two"), r"4: code_bits 'two' is not a number"),
     "bits differ": (put(2, "code_bits", 2.5), r"setting L4 has different code_bits \(2 and 2\.5\)"),
     "bits missing": (put(2, "code_bits", ""), r"setting L4 lacks code_bits in 1 row"),
     "bits negative": (
         lambda t: t.__setitem__("code_bits", t["code_bits"].replace(2, -2)),
         r"setting L4 has code_bits -2",
+    ),
+    "bits of no number format": (
+        lambda t: t.__setitem__("code_bits", 99),
+        r"setting L4 has code_bits 99; bits per value are above 0 and at most 32",
+    ),
+    "bits above full's": (
+        lambda t: t.__setitem__("code_bits", [1.5, 1.5, 2, 2]),
+        r"setting L4 has code_bits 2, more than the 1\.5 of full",
+    ),
+    "stored in fewer bits than packed": (
+        lambda t: (
+            t.insert(5, "packed_bits", ["", "", 2, 2]),
+            t.insert(6, "effective_bits", ["", "", 1.5, 1.5]),
+        ),
+        r"setting L4 has effective_bits 1\.5 below its packed_bits 2",
+    ),
+    "stored in fewer bits than coded": (
+        lambda t: t.insert(5, "effective_bits", ["", "", 1.5, 1.5]),
+        r"setting L4 has effective_bits 1\.5 below its code_bits 2",
+    ),
+    "negative divergence": (
+        lambda t: t.insert(5, "kl", [0, 0, 0.1, -3]),
+        r"5: kl -3 \(setting L4\) is negative",
+    ),
+    "agreement": (
+        lambda t: t.insert(5, "top1_agreement", [1, 1, 0.5, 7]),
+        r"5: top1_agreement 7 \(setting L4\) is outside 0\.\.1; top1_agreement looks like 0\.\.100",
+    ),
+    "negative turn": (lambda t: t.insert(5, "turn", [0, 0, -1, 0]), r"4: turn -1 is negative"),
+    "seed beyond 64 bits": (
+        lambda t: t.insert(5, "seed", ["1", "1", "99999999999999999999", "1"]),
+        r"4: seed '99999999999999999999' is not a whole number of at most 64 bits",
+    ),
+    "seed of endless digits": (
+        lambda t: t.insert(5, "seed", ["1", "1", "1e999999999", "1"]),
+        r"4: seed '1e9+' is not",
     ),
     "no id": (put(1, "example_id", ""), r"3: example_id is empty"),
     "duplicate": (put(3, "example_id", "007"), r"line 5 repeats line 4: task qa, example 007, seed 0, .* L4"),
@@ -249,6 +285,40 @@ def test_bits_written_with_few_digits_stay_as_written():
     table["code_bits"] = [16, 16, 2.32, 2.32]
     assert normalize(table)["code_bits"].max() == 16
     assert not math.isclose(normalize(table)["code_bits"].min(), math.log2(5), abs_tol=1e-3)
+
+
+def test_bits_rounded_to_one_decimal_are_no_contradiction():
+    table = frame(packed_bits=[16, 16, 2.3, 2.3], effective_bits=[16, 16, 2.6, 2.6], kl=[0, 0, -1e-7, 0.1])
+    table["code_bits"] = [16, 16, 2.322, 2.322]
+    assert normalize(table)["packed_bits"].min() == 2.3
+
+
+def test_a_pruned_setting_stores_less_than_the_codes_it_keeps():
+    table = frame(kind=["full", "full", "prune", "prune"], effective_bits=[16, 16, 4, 4])
+    table["code_bits"] = 16
+    assert normalize(table)["effective_bits"].min() == 4
+
+
+def test_full_stores_what_it_codes_where_it_does_not_say():
+    table = frame(effective_bits=[np.nan, np.nan, 2.5, 2.5])
+    table["code_bits"] = [32, 32, 2, 2]
+    full = normalize(table).query("setting == 'full'")
+    assert set(full["packed_bits"]) == set(full["effective_bits"]) == {32.0}
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
+def test_large_seeds_stay_apart(tmp_path, suffix):
+    seeds = (2**53, 2**53 + 1, 2**63 - 1, -(2**63))
+    table = pd.concat([frame(seed=seed) for seed in seeds])
+    assert set(read_records(write(tmp_path, table, suffix))["seed"]) == set(seeds)
+
+
+def test_a_float_is_no_seed_where_it_cannot_tell_neighbours_apart():
+    with pytest.raises(
+        UsageError, match=r"row 1: seed .* is not a whole number of at most 64 bits \(53 where"
+    ):
+        normalize(frame(seed=2.0**53 + 2))
+    assert set(normalize(frame(seed=[1.0, 1.0, np.nan, 1.0]))["seed"]) == {0, 1}
 
 
 @pytest.mark.parametrize("value", ['"\\ud800"', "1" * 5001])
