@@ -160,6 +160,7 @@ def _own_gpu(config: "DictConfig", turn: int | None) -> Iterator[None]:
 
 
 def _run_plan(plan: "Plan", config: "DictConfig", plain: bool = False, out: "Console" = _out) -> "RunFolder":
+    from semkv_bench.plan import too_few
     from semkv_bench.progress import track
     from semkv_bench.sweep import open_run, run_sweep
 
@@ -172,6 +173,8 @@ def _run_plan(plan: "Plan", config: "DictConfig", plain: bool = False, out: "Con
         highlight=False,
         soft_wrap=True,
     )
+    if warning := too_few(plan):
+        _err.print(warning, markup=False, highlight=False, soft_wrap=True, style="yellow")
     console = LastingConsole(stderr=True, force_terminal=False) if plain else _err
     what = "examples" if plan.shard is None else f"shard {plan.shard}: examples"
     ran = run_sweep(plan, folder, partial(track, what=what, console=console), plan.source.load)

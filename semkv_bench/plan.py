@@ -20,6 +20,8 @@ from semkv_bench.quantizers import Quantizer
 from semkv_bench.settings import FULL, Setting, uniform_settings
 from semkv_bench.shard import Shard
 from semkv_bench.stats import StatsOptions
+from semkv_bench.stats.operating_point import clusters_needed_at_best
+from semkv_bench.stats.pairing import SettingInfo
 from semkv_bench.tasks import Example, Task
 
 __all__ = [
@@ -30,6 +32,7 @@ __all__ = [
     "prompt_hash",
     "quantizers",
     "stats_options",
+    "too_few",
 ]
 
 # Where a batch of settings runs and how it is split changes no result by more than rounding.
@@ -137,6 +140,31 @@ def make_plan(config: DictConfig, exclude: Collection[tuple[str, str]] = ()) -> 
         protocol["stats"]["looks"] = list(stats.looks)
         protocol["looks"] = described(stages)
     return Plan(source, shape, settings, task, tuple(examples), runner, engine, protocol, shard, stages)
+
+
+def too_few(plan: Plan) -> str | None:
+    """A sentence where the plan has too few examples to call any setting equivalent, whatever comes out."""
+    settings = [
+        SettingInfo(
+            setting.name,
+            setting.kind,
+            setting.quantizer,
+            cost.code_bits,
+            cost.packed_bits,
+            cost.effective_bits,
+        )
+        for setting in plan.settings
+        for cost in [setting.storage(plan.shape.head_dim)]
+    ]
+    options = StatsOptions(**plan.protocol["stats"])
+    least = clusters_needed_at_best(settings, options)
+    have = len({(example.task, example.example_id) for example in plan.examples})
+    if have >= least:
+        return None
+    return (
+        f"{have} examples cannot show that any setting is equivalent at stats.margin={options.margin:g}, even if "
+        f"every answer stays the same: that takes {least} (more per_task or seeds, or a wider margin)"
+    )
 
 
 def quantizers(config: DictConfig) -> tuple[Quantizer, Quantizer]:

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from semkv_bench.memory import Memory
-from semkv_bench.plan import Plan
+from semkv_bench.plan import Plan, too_few
 from semkv_bench.storage import human_bytes
 from semkv_bench.tasks import Example
 from semkv_bench.timing import Duration
@@ -52,6 +52,8 @@ def show_plan(plan: Plan, memory: Memory, duration: Duration | None, console: Co
     if plan.stages:
         looks = ", ".join(str(stage.examples) for stage in plan.stages)
         console.print(f"sequential: looks at {looks} examples; stops once all is decided", highlight=False)
+    if warning := too_few(plan):
+        console.print(warning, markup=False, highlight=False, style="yellow")
 
 
 def plan_content(plan: Plan, memory: Memory, duration: Duration | None) -> dict[str, Any]:
@@ -69,6 +71,7 @@ def plan_content(plan: Plan, memory: Memory, duration: Duration | None) -> dict[
             for name in sorted({e.task for e in plan.examples})
         },
         "examples": len(plan.examples),
+        "too_few": too_few(plan),
         "looks": [stage.examples for stage in plan.stages],
         "shard": None if plan.shard is None else {"shard": str(plan.shard), "examples": len(plan.share)},
         "prompt_tokens": _prompt_tokens(plan.share),

@@ -283,6 +283,23 @@ def test_plan_loads_no_weights(capsys, monkeypatch):
     assert "niah_noise" in out and "30 of 30 layers quantized" in out
 
 
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["per_task=49"], "98 examples cannot show that any setting is equivalent at stats.margin=0.03"),
+        (["per_task=50"], None),
+        (["per_task=25", "seeds=[0,1]"], None),
+        (["per_task=14", "stats.margin=0.1"], "that takes 29"),
+        (["per_task=60", "allocation=two_level", "allocation.high=16", "allocation.low=14"], "takes 122"),
+    ],
+)
+def test_a_plan_says_when_no_outcome_could_be_enough(overrides, told, capsys):
+    """0.97^99 is the first below 0.05, 0.9^29 at a margin of 0.1; beside mixes the grid has half of alpha."""
+    assert main(["plan", "--json", *overrides]) == 0
+    warning = json.loads(capsys.readouterr().out)["too_few"]
+    assert warning is None if told is None else told in warning
+
+
 def test_foreign_scores_from_a_csv(tmp_path, capsys):
     rows = [
         {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,11 +11,12 @@ from scipy import stats
 
 from semkv_bench.stats.equivalence import Judgement, difference_moments, judge, over_all_looks, p_within
 from semkv_bench.stats.guarded import guarded_interval
+from semkv_bench.stats.multiplicity import shares
 from semkv_bench.stats.options import StatsOptions
 from semkv_bench.stats.pairing import PairedScores, SettingInfo
 from semkv_bench.stats.spending import Look
 
-__all__ = ["choose", "clusters_to_confirm", "confirm"]
+__all__ = ["choose", "clusters_needed_at_best", "clusters_to_confirm", "confirm"]
 
 _ELIGIBLE = ("uniform", "mixed")
 
@@ -54,6 +56,15 @@ def clusters_to_confirm(options: StatsOptions) -> int:
     ):
         n += 1
     return n
+
+
+def clusters_needed_at_best(settings: Sequence[SettingInfo], options: StatsOptions) -> int:
+    """Clusters below which no setting could be called equivalent, even if all of them tied with the reference."""
+    tested = [info for info in settings if info.kind in _ELIGIBLE]
+    if not tested:
+        return 0
+    share = float(shares(tested).weights.max())
+    return clusters_to_confirm(replace(options, alpha=options.alpha * share))
 
 
 def confirm(
