@@ -115,7 +115,7 @@ def _sweep(arguments: list[str]) -> int:
         from semkv_bench.multirun import multirun
 
         rest = [a for a in arguments if a not in ("-m", "--multirun")]
-        return multirun(_overrides(rest, several=True))
+        return multirun(_overrides(rest, several=True), _err)
     sweep_once(compose_config("sweep", _overrides(arguments)))
     return 0
 
@@ -178,12 +178,19 @@ def _run_plan(plan: "Plan", config: "DictConfig", plain: bool = False, out: "Con
     console = LastingConsole(stderr=True, force_terminal=False) if plain else _err
     what = "examples" if plan.shard is None else f"shard {plan.shard}: examples"
     ran = run_sweep(plan, folder, partial(track, what=what, console=console), plan.source.load)
-    out.print("nothing left to run" if not ran else f"ran {ran} examples", highlight=False)
+    out.print(_ran_words(ran, folder, config), markup=False, highlight=False, soft_wrap=True)
     if plan.stages:
         from semkv_bench.looks import progress_words
 
         out.print(progress_words(folder), highlight=False, soft_wrap=True)
     return folder
+
+
+def _ran_words(ran: int, folder: "RunFolder", config: "DictConfig") -> str:
+    if ran or not folder.complete:
+        return f"ran {ran} examples" if ran else "nothing left to run"
+    again = "; fresh=true runs it once more" if config.out is None else ""
+    return f"nothing left to run: {folder.path} is complete{again}"
 
 
 def _cliff_report(arguments: list[str]) -> int:

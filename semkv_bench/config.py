@@ -30,6 +30,7 @@ __all__ = [
     "conf_dir",
     "search_path",
     "to_yaml",
+    "without",
     "wrong_configuration",
 ]
 
@@ -81,6 +82,7 @@ class _Sweep:
     max_prompt_tokens: int | None = None
     max_new_tokens: int | None = None
     out: str | None = None
+    fresh: bool = MISSING
     shard: str | None = None
 
 
@@ -198,6 +200,12 @@ def check_config(name: str, composed: DictConfig) -> DictConfig:
             Shard.parse(typed.shard)
             if name != "sweep":
                 raise UsageError(f"{name} judges whole sweeps; leave shard out")
+            if typed.fresh:
+                raise UsageError("fresh=true would give every shard a folder; name a new one by out=DIR")
+        if typed.get("fresh") and typed.out is not None and name != "regress":
+            raise UsageError(
+                "fresh=true names a new folder by itself; leave one of fresh=true and out=... out"
+            )
         return typed
     except OmegaConfBaseException as error:
         raise UsageError(_in_one_line(error)) from error
@@ -219,7 +227,7 @@ def check_sweeps(name: str, overrides: Sequence[str]) -> list[DictConfig]:
         if len(same) == 1:
             continue
         shards = [config.shard for config in same]
-        sweeps = {to_yaml(_without(config, "shard")) for config in same}
+        sweeps = {to_yaml(without(config, "shard")) for config in same}
         if len(sweeps) > 1 or None in shards:
             raise UsageError(f"-m runs {len(same)} sweeps, and out={out} can hold one; leave out=... out")
         if len(set(shards)) < len(shards):
@@ -227,7 +235,8 @@ def check_sweeps(name: str, overrides: Sequence[str]) -> list[DictConfig]:
     return configs
 
 
-def _without(config: DictConfig, key: str) -> DictConfig:
+def without(config: DictConfig, key: str) -> DictConfig:
+    """The configuration but for its entry ``key``."""
     return OmegaConf.masked_copy(config, [name for name in config if name != key])
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
@@ -209,7 +210,7 @@ class PretrainedModel:
                 f"{self.name} does not fit the memory of one GPU: model.device_map=auto spreads it over several "
                 "and the CPU; semkv-bench plan tells what it needs"
             ) from error
-        except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
             reason = _first_line(error)
             if self._local:
                 raise MissingError(f"cannot load the model in {self.path}: {reason}") from error

@@ -1,10 +1,11 @@
 """``sweep -m``: the sweep under Hydra's multirun, one after another or through a launcher plugin."""
 
 import gc
+import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -13,9 +14,21 @@ from typing import Any
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
+from rich.console import Console
 
-from semkv_bench.config import check_config, check_sweeps, conf_dir, search_path, wrong_configuration
+from semkv_bench.config import (
+    check_config,
+    check_sweeps,
+    conf_dir,
+    search_path,
+    to_yaml,
+    without,
+    wrong_configuration,
+)
 from semkv_bench.errors import MissingError, SemkvError, UsageError
+from semkv_bench.paths import check_writable
+from semkv_bench.plan import make_plan
+from semkv_bench.sweep import RUNS
 
 __all__ = ["LAUNCHER_PACKAGES", "launcher_of", "multirun"]
 
@@ -28,20 +41,27 @@ LAUNCHER_PACKAGES = {
 }
 _HERE = "basic"
 
+log = logging.getLogger(__name__)
 
-def multirun(overrides: Sequence[str]) -> int:
+
+def multirun(overrides: Sequence[str], console: Console) -> int:
     """Run one sweep per combination of the comma-separated choices in ``overrides``.
 
-    Each has a run folder of its own; shards of one sweep share one.
+    Each has a run folder of its own; shards of one sweep share one. All plans are made before the first job is
+    started; ``console`` says so meanwhile.
 
     Raises:
-        UsageError: overrides that do not compose.
+        UsageError: overrides that do not compose, or a plan that cannot work.
         MissingError: the launcher chosen is not installed.
         SemkvError: a worker was lost.
     """
     launcher = launcher_of(overrides)
     jobs = check_sweeps("sweep", [o for o in overrides if not o.lstrip("+~").startswith("hydra")])
-    launch = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="sweep")(_job)
+    with console.status(f"checking the plans of {len(jobs)} jobs"):
+        _check_plans(jobs)
+    failed: list[tuple[str, Exception]] = []
+    job = _collecting(failed) if launcher == _HERE else _job
+    launch = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="sweep")(job)
     # Without it Hydra prints a failed job's traceback and exits by itself.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -63,7 +83,38 @@ def multirun(overrides: Sequence[str]) -> int:
         ) from error
     finally:
         sys.argv = own
+    _tell_failed(failed)
     return 0
+
+
+def _check_plans(configs: Sequence[DictConfig]) -> None:
+    """Raise for what would end any of the jobs before its weights are loaded."""
+    # Shards of one sweep have one plan.
+    for config in {to_yaml(without(config, "shard")): config for config in configs}.values():
+        check_writable(Path(config.out or RUNS).expanduser())
+        make_plan(config)
+
+
+def _collecting(failed: list[tuple[str, Exception]]) -> Callable[[DictConfig], None]:
+    """A job that notes its error in ``failed``; Hydra would tell the first one only, in words of its own."""
+
+    def job(config: DictConfig) -> None:
+        try:
+            _job(config)
+        except Exception as error:
+            context: Any = HydraConfig.get()
+            failed.append((f"job {context.job.num} ({context.job.override_dirname})", error))
+
+    return job
+
+
+def _tell_failed(failed: Sequence[tuple[str, Exception]]) -> None:
+    """Raise the first error of a multirun, after a line for each of the others."""
+    for job, error in failed[1:]:
+        log.warning("%s failed: %s", job, error)
+    if failed:
+        job, error = failed[0]
+        raise type(error)(f"{job} failed: {error}") if isinstance(error, SemkvError) else error
 
 
 def launcher_of(overrides: Sequence[str]) -> str:

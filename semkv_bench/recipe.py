@@ -14,11 +14,15 @@ from semkv_bench.cliff_report import run_report
 from semkv_bench.errors import CheckFailed, UsageError
 from semkv_bench.paths import check_writable
 from semkv_bench.plan import Plan, make_plan
-from semkv_bench.records import RunFolder
+from semkv_bench.records import RunFolder, protocol_hash
+from semkv_bench.report.files import write_all
 from semkv_bench.settings import FULL, GridOnly
 from semkv_bench.storage import cache_bytes, human_bytes
+from semkv_bench.sweep import RUNS, new_folder, one_at_a_time
 
 __all__ = ["Chosen", "choose_levels", "run_recipe"]
+
+_OF_RECIPE = "recipe-"
 
 Runner = Callable[[Plan, DictConfig], RunFolder]
 
@@ -67,18 +71,19 @@ def run_recipe(config: DictConfig, run: Runner, console: Console) -> Path:
         raise UsageError(
             "recipe mixes one pair of levels for keys and values; leave grid.key_levels and value_levels out"
         )
-    out = Path(config.out or "results/runs/recipe").expanduser()
-    check_writable(out)
-    uniform = _uniform_config(config, out / "uniform")
+    check_writable(Path(config.out or RUNS).expanduser())
+    uniform = _uniform_config(config)
     first = make_plan(uniform)
-    _check_second(config, first, out)
+    out = _folder(config, first, _trial_of_second(config, first))
+    uniform.out = str(out / "uniform")
     console.print(f"1 of 2: the uniform cliff of {first.source.name}", highlight=False)
     run(first, uniform)
     uniform_result, _ = run_report(out / "uniform", console)
     chosen = choose_levels(
         uniform_result, {s.name: s.keys.allocation.count for s in first.settings if s.keys}
     )
-    mixes = _mixed_config(config, chosen, out / "mixes")
+    mixes = _mixed_config(config, chosen)
+    mixes.out = str(out / "mixes")
     used = frozenset((example.task, example.example_id) for example in first.examples)
     second = make_plan(mixes, exclude=used)
     console.print(
@@ -89,8 +94,11 @@ def run_recipe(config: DictConfig, run: Runner, console: Console) -> Path:
     run(second, mixes)
     result, _ = run_report(out / "mixes", console)
     summary = _summary(second, result, chosen, list(config.context))
-    (out / "recipe.json").write_text(json.dumps(summary, indent=1, sort_keys=True) + "\n")
-    (out / "recipe.md").write_text(_markdown(summary, report.headline(result)))
+    written = {
+        "recipe.json": json.dumps(summary, indent=1, sort_keys=True) + "\n",
+        "recipe.md": _markdown(summary, report.headline(result)),
+    }
+    write_all(out, {name: text.encode() for name, text in written.items()})
     console.print("\n" + _sentence(summary), highlight=False, soft_wrap=True)
     if summary["operating_point"] is None:
         raise CheckFailed(
@@ -99,8 +107,23 @@ def run_recipe(config: DictConfig, run: Runner, console: Console) -> Path:
     return out
 
 
-def _check_second(config: DictConfig, first: Plan, out: Path) -> None:
-    """Raise for what could only fail in the second sweep, before the first is run."""
+def _folder(config: DictConfig, first: Plan, second: Plan) -> Path:
+    """``out``, else the newest folder of a recipe of these two plans, or a new one."""
+    if config.out is not None:
+        return Path(config.out).expanduser()
+    short = protocol_hash({"uniform": first.protocol, "mixes": second.protocol})[:10]
+    with one_at_a_time():
+        before = [] if config.fresh else sorted(RUNS.glob(f"{_OF_RECIPE}[0-9]*-{short}"))
+        folder = before[-1] if before else new_folder(short, _OF_RECIPE)
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _trial_of_second(config: DictConfig, first: Plan) -> Plan:
+    """A plan of the second sweep as if the grid's ends had been chosen.
+
+    Raises for what could only fail in the second sweep, before the first is run.
+    """
     grid = sorted({s.keys.allocation.count for s in first.settings if s.keys}, reverse=True)
     if len(grid) < 3:
         raise UsageError(
@@ -109,17 +132,16 @@ def _check_second(config: DictConfig, first: Plan, out: Path) -> None:
     if any(tokens < 1 for tokens in config.context):
         raise UsageError(f"context={list(config.context)} must hold numbers of tokens of at least 1")
     used = frozenset((example.task, example.example_id) for example in first.examples)
-    make_plan(_mixed_config(config, Chosen(grid[0], grid[1], grid[-1]), out), exclude=used)
+    return make_plan(_mixed_config(config, Chosen(grid[0], grid[1], grid[-1])), exclude=used)
 
 
-def _uniform_config(config: DictConfig, out: Path) -> DictConfig:
+def _uniform_config(config: DictConfig) -> DictConfig:
     changed = OmegaConf.masked_copy(config, [key for key in config if key != "context"])
     changed.allocation = {"_target_": f"{GridOnly.__module__}.{GridOnly.__name__}"}
-    changed.out = str(out)
     return changed
 
 
-def _mixed_config(config: DictConfig, chosen: Chosen, out: Path) -> DictConfig:
+def _mixed_config(config: DictConfig, chosen: Chosen) -> DictConfig:
     changed = OmegaConf.masked_copy(config, [key for key in config if key != "context"])
     changed.grid.levels = [chosen.high, chosen.low, chosen.control]
     if "low" not in changed.allocation:
@@ -127,7 +149,6 @@ def _mixed_config(config: DictConfig, chosen: Chosen, out: Path) -> DictConfig:
     changed.allocation.high, changed.allocation.low = chosen.high, chosen.low
     shift = max(config.seeds) + 1
     changed.seeds = [seed + shift for seed in config.seeds]
-    changed.out = str(out)
     return changed
 
 

@@ -2,6 +2,7 @@
 
 import fcntl
 import logging
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from semkv_bench.config import to_yaml
 from semkv_bench.device import describe
 from semkv_bench.engine import Engine, Outcome, Request, Turn
-from semkv_bench.errors import SemkvError
+from semkv_bench.errors import SemkvError, UsageError
 from semkv_bench.looks import in_order, settle, stage_number
 from semkv_bench.models import LoadedModel
 from semkv_bench.plan import Plan, prompt_hash
@@ -24,30 +25,54 @@ from semkv_bench.runaway import is_loop, is_runaway
 from semkv_bench.settings import FULL
 from semkv_bench.tasks import Example, FollowUp
 
-__all__ = ["RUNS", "newest_run", "open_run", "run_sweep"]
+__all__ = ["OF_REGRESS", "RUNS", "new_folder", "newest_run", "one_at_a_time", "open_run", "run_sweep"]
 
 RUNS = Path("results/runs")
+OF_REGRESS = "regress-"
+
+# What says where a run goes, not what it is.
+_NOT_WRITTEN = ("shard", "fresh")
 
 log = logging.getLogger(__name__)
 
 
 def open_run(plan: Plan, config: DictConfig) -> RunFolder:
-    """The folder of this sweep: ``out``, or the newest unfinished run of the same protocol, or a new one."""
-    written = to_yaml(OmegaConf.masked_copy(config, [key for key in config if key != "shard"]))
+    """The folder of this sweep.
+
+    ``out``; else, of the runs of the same protocol, the newest unfinished or the newest; else, or if the
+    configuration asks for a ``fresh`` one, a new one.
+    """
+    written = to_yaml(OmegaConf.masked_copy(config, [key for key in config if key not in _NOT_WRITTEN]))
     if config.out is not None:
         return RunFolder.open(Path(config.out).expanduser(), plan.protocol, written)
     short = protocol_hash(plan.protocol)[:10]
-    with _one_at_a_time():
-        for path in sorted(RUNS.glob(f"*-{short}"), reverse=True):
-            folder = RunFolder.open(path, plan.protocol, written)
+    with one_at_a_time():
+        newest = None
+        for folder in () if config.get("fresh") else _runs_of(plan, short, written):
             if not folder.complete:
                 return folder
-        stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-        return RunFolder.open(RUNS / f"{stamp}-{short}", plan.protocol, written)
+            newest = newest or folder
+        return newest or RunFolder.open(new_folder(short), plan.protocol, written)
+
+
+def _runs_of(plan: Plan, short: str, written: str) -> Iterator[RunFolder]:
+    """Folders of runs of the plan's protocol, the newest first; those of regress are its own."""
+    for path in sorted(RUNS.glob(f"[0-9]*-{short}"), reverse=True):
+        try:
+            yield RunFolder.open(path, plan.protocol, written)
+        except UsageError as error:
+            log.warning("not continued: %s", error)
+
+
+def new_folder(short: str, prefix: str = "") -> Path:
+    """A folder under ``results/runs`` that is not there yet, named by ``prefix``, time and hash."""
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    names = (f"{prefix}{stamp}{again}-{short}" for again in ("", *(f".{n}" for n in range(1, 1000))))
+    return next(RUNS / name for name in names if not (RUNS / name).exists())
 
 
 @contextmanager
-def _one_at_a_time() -> Iterator[None]:
+def one_at_a_time() -> Iterator[None]:
     """Shards that start together must find one folder, not make one each."""
     try:
         RUNS.parent.mkdir(parents=True, exist_ok=True)
@@ -60,8 +85,12 @@ def _one_at_a_time() -> Iterator[None]:
 
 
 def newest_run() -> Path | None:
-    """The run under ``results/runs`` that was written last, if there is one."""
-    runs = [path.parent for path in RUNS.glob("*/protocol.yaml")]
+    """The run under ``results/runs`` that was written last, if there is one.
+
+    The two of a recipe lie in a folder of its own; what ``regress`` ran is no answer to who asks for a sweep.
+    """
+    found = [path.parent for depth in ("*", "*/*") for path in RUNS.glob(f"{depth}/protocol.yaml")]
+    runs = [run for run in found if not re.match(rf"{OF_REGRESS}\d", run.relative_to(RUNS).parts[0])]
     return max(runs, key=_last_written, default=None)
 
 

@@ -15,6 +15,7 @@ import yaml
 from semkv_bench import cli
 from semkv_bench.cli import main
 from semkv_bench.records import read_run
+from semkv_bench.sweep import newest_run
 
 QUICK = ["per_task=3", "task.length=300", "max_new_tokens=4", "grid.levels=[16,4,2]"]
 
@@ -93,9 +94,51 @@ def test_default_folder_resumes_the_newest_unfinished(local_folder, tmp_path, mo
     capsys.readouterr()
     assert main(["cliff-report"]) == 0
     assert (first / "report.json").exists()
-    time.sleep(1.1)
+    before = _content(first)
+    capsys.readouterr()
+    assert main(arguments) == 0
+    assert f"nothing left to run: results/runs/{first.name} is complete; fresh=true" in _lines(capsys)[0]
+    assert [p.name for p in (tmp_path / "results/runs").iterdir()] == [first.name] and _content(
+        first
+    ) == before
+    for count in (2, 3):
+        assert main([*arguments, "fresh=true"]) == 0
+        assert len(list((tmp_path / "results/runs").iterdir())) == count
+
+
+def _content(run) -> dict:
+    return {p: p.read_bytes() for p in run.rglob("*") if p.is_file() and p.stat().st_size}
+
+
+def test_a_run_that_cannot_be_read_does_not_block_its_configuration(
+    local_folder, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    arguments = [a for a in _sweep(local_folder, "", "per_task=1") if not a.startswith("out=")]
+    assert main(arguments) == 0
+    (first,) = (tmp_path / "results/runs").iterdir()
+    (first / "protocol.yaml").write_text(": [")
+    assert main(arguments) == 0
+    err = _lines(capsys)[1]
+    assert "not continued" in err and "protocol.yaml is damaged" in err
+    assert len(list((tmp_path / "results/runs").iterdir())) == 2
     assert main(arguments) == 0
     assert len(list((tmp_path / "results/runs").iterdir())) == 2
+
+
+def test_runs_of_regress_are_neither_continued_nor_the_newest(local_folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    arguments = [a for a in _sweep(local_folder, "", "per_task=1") if not a.startswith("out=")]
+    assert main(arguments) == 0
+    runs = tmp_path / "results/runs"
+    (first,) = runs.iterdir()
+    later = first.rename(runs / f"regress-{first.name}")
+    assert newest_run() is None
+    assert main(["cliff-report"]) == 3
+    assert main(arguments) == 0
+    (again,) = set(runs.iterdir()) - {later}
+    os.utime(later / "records-0.jsonl", (2e9, 2e9))
+    assert newest_run() == again.relative_to(tmp_path)
 
 
 def test_multirun_makes_a_run_each(local_folder, tmp_path, monkeypatch):
@@ -154,6 +197,12 @@ def test_longbench_from_a_local_folder(local_folder, tmp_path, capsys):
         (["sweep", "experiment=nope"], 2, "small/affine_uniform"),
         (["sweep", "seeds=3"], 2, "seeds must be a list"),
         (["sweep", "out=/etc/passwd"], 2, "is a file"),
+        (["sweep", "fresh=true", "out=x"], 2, "leave one of fresh=true and out=... out"),
+        (["recipe", "fresh=true", "out=x"], 2, "leave one of fresh=true and out=... out"),
+        (["sweep", "fresh=true", "shard=1/2"], 2, "would give every shard a folder"),
+        (["sweep", "-m", "per_task=1,0"], 2, "per_task=0"),
+        (["sweep", "-m", "task.length=300,9000", "per_task=1"], 2, "task.length=9000"),
+        (["sweep", "-m", "out=/etc/passwd/a,/etc/passwd/b"], 2, "/etc/passwd is a file"),
         (["sweep", "-m", "out=x", "per_task=1,2"], 2, "can hold one"),
         (["sweep", "model=custom", "model.path=x", "model.attention=foo"], 2, "model.attention=foo"),
         (["plan", "grid=null"], 2, "Config group override must be"),

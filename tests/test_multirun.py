@@ -1,5 +1,6 @@
 import contextlib
 import os
+import shutil
 import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -48,6 +49,35 @@ def test_a_shard_skips_what_a_whole_sweep_has_done(sweep, tmp_path, capsys):
 def test_multirun_of_shards_fills_one_folder(sweep, tmp_path):
     assert main([*sweep, "-m", "shard=1/2,2/2", "out=run"]) == 0
     assert len(read_run(tmp_path / "run")[0]) == 3 * 3
+
+
+def test_a_multirun_begun_again_repeats_no_finished_job(sweep, tmp_path, capsys):
+    jobs = [*sweep, "-m", "per_task=1,2"]
+    assert main(jobs) == 0
+    runs = sorted((tmp_path / "results/runs").iterdir())
+    records = {run: (run / "records-0.jsonl").read_bytes() for run in runs}
+    # As a kill in the second job would have left it.
+    torn = next(run for run in runs if read_run(run)[1]["per_task"] == 2)
+    (torn / "records-0.jsonl").write_bytes(records[torn][:-9])
+    capsys.readouterr()
+    assert main(jobs) == 0
+    out = capsys.readouterr().out
+    assert "is complete; fresh=true" in out and "ran 1 examples" in out
+    assert {
+        run: (run / "records-0.jsonl").read_bytes() for run in (tmp_path / "results/runs").iterdir()
+    } == records
+
+
+def test_a_job_that_fails_is_told_in_our_words_after_the_others_ran(sweep, local_folder, tmp_path, capsys):
+    broken = tmp_path / "broken"
+    shutil.copytree(local_folder, broken)
+    (broken / "model.safetensors").write_bytes(b"torn")
+    jobs = [o for o in sweep if not o.startswith("model.path=")]
+    assert main([*jobs, "-m", f"model.path={broken},{local_folder}", "per_task=1"]) == 3
+    err = capsys.readouterr().err
+    assert "Error executing job" not in err and "Traceback" not in err
+    assert "semkv-bench: job 0 (" in err and "cannot load the model" in err.splitlines()[-1]
+    assert len(list((tmp_path / "results/runs").glob("*/records-0.jsonl"))) == 2
 
 
 @pytest.mark.parametrize(

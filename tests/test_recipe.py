@@ -1,11 +1,15 @@
 import json
+from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from semkv_bench.cli import main
 from semkv_bench.config import compose_config
 from semkv_bench.errors import CheckFailed
-from semkv_bench.recipe import Chosen, _mixed_config, choose_levels
+from semkv_bench.recipe import Chosen, _mixed_config, choose_levels, run_recipe
+from semkv_bench.records import RunFolder
+from semkv_bench.sweep import newest_run
 
 LEVELS = {f"affine-L{n}": n for n in (16, 8, 6, 5, 4)}
 
@@ -31,9 +35,9 @@ def test_one_holding_point_is_not_enough():
         choose_levels(_report("located", "affine-L16", "affine-L8"), LEVELS)
 
 
-def test_the_second_sweep_uses_other_seeds_and_mixes(tmp_path):
+def test_the_second_sweep_uses_other_seeds_and_mixes():
     config = compose_config("recipe", ["seeds=[0,3]", "allocation.metric=value_norm"])
-    mixed = _mixed_config(config, Chosen(8, 6, 4), tmp_path)
+    mixed = _mixed_config(config, Chosen(8, 6, 4))
     assert list(mixed.seeds) == [4, 7] and list(mixed.grid.levels) == [8, 6, 4]
     assert (mixed.allocation.high, mixed.allocation.low) == (8, 6)
     assert list(mixed.allocation.fraction) == [0.1, 0.25, 0.5, 0.75]
@@ -52,6 +56,40 @@ def test_a_model_that_cannot_do_the_task_ends_with_one_line(local_folder, tmp_pa
     err = capsys.readouterr().err.strip().splitlines()
     assert err[-1].startswith("semkv-bench: the uniform sweep did not locate a cliff")
     assert json.loads((tmp_path / "r/uniform/report.json").read_text())["cliff"]["status"] != "located"
+
+
+class _Stop(Exception):
+    pass
+
+
+def _folder_of(overrides: list[str]) -> Path:
+    """Where the first sweep of a recipe goes."""
+    places = []
+
+    def run(plan, config):
+        places.append(Path(config.out))
+        raise _Stop
+
+    with pytest.raises(_Stop):
+        run_recipe(compose_config("recipe", overrides), run, Console(quiet=True))
+    return places[0]
+
+
+def test_a_recipe_is_continued_where_it_was_begun_and_another_has_another_folder(
+    local_folder, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    command = ["model=custom", f"model.path={local_folder}", "task.length=300", "per_task=1"]
+    command += ["grid.levels=[8,4,2]", "subset=[niah_noise]"]
+    first = _folder_of(command)
+    assert first.parts[:2] == ("results", "runs") and first.name == "uniform"
+    assert first.parts[2].startswith("recipe-")
+    assert _folder_of(command) == _folder_of([*command, "context=[4096]"]) == first
+    others = {_folder_of([*command, o]) for o in ("allocation.fraction=[0.5]", "seeds=[1]", "fresh=true")}
+    assert len(others | {first}) == 4
+    assert _folder_of([*command, "out=mine"]) == Path("mine/uniform")
+    RunFolder.open(first, {"settings": {}, "examples": {"count": 1}}, "")
+    assert newest_run() == first
 
 
 def test_settings_apart_for_keys_and_values_are_refused(local_folder, tmp_path, capsys):

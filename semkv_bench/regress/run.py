@@ -4,7 +4,6 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
@@ -31,7 +30,7 @@ from semkv_bench.regress.snapshot import (
     write_baseline,
 )
 from semkv_bench.settings import Setting
-from semkv_bench.sweep import RUNS
+from semkv_bench.sweep import OF_REGRESS, RUNS, new_folder
 
 __all__ = ["BASELINES", "baseline_path", "run_regress"]
 
@@ -245,10 +244,7 @@ def _fresh_folder(config: DictConfig, plan: Plan) -> Path:
                 f"out={out} holds a run already, perhaps of other code; choose another, or judge it: run={out}"
             )
         return out
-    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    short = protocol_hash(plan.protocol)[:10]
-    names = (RUNS / f"regress-{stamp}-{short}{suffix}" for suffix in ("", *(f"-{n}" for n in range(1, 1000))))
-    return next(path for path in names if not path.exists())
+    return new_folder(protocol_hash(plan.protocol)[:10], OF_REGRESS)
 
 
 def _device() -> str:
