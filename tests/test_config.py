@@ -110,7 +110,7 @@ def test_multirun_is_checked_before_the_first_job():
 
 
 def test_found_from_any_working_directory(tmp_path):
-    code = "from semkv_bench.config import compose_config; print(compose_config('sweep').per_task)"
+    code = "from semkv_bench.config import compose_config; print(compose_config('sweep').prompts)"
     root = str(Path(__file__).resolve().parents[1])
     ran = subprocess.run(
         [sys.executable, "-c", code],
@@ -119,7 +119,7 @@ def test_found_from_any_working_directory(tmp_path):
         text=True,
         env={**os.environ, "PYTHONPATH": root},
     )
-    assert ran.stdout.strip() == "20", ran.stderr
+    assert ran.stdout.strip() == "auto", ran.stderr
 
 
 def test_every_configuration_file_is_readable():
