@@ -157,9 +157,14 @@ def compare(old: Snapshot, new: Snapshot, options: JudgeOptions) -> Comparison:
     if lacking:
         notes.append(f"scores and KL were not judged: {lacking}")
     findings += [_told(shift, old, new) for shift in shifts if shift.moved]
+    read = _read_differently(old, new, shifts)
+    if _same_scores(old, new, pairs):
+        findings += [Finding("analysis", f"every score is alike, yet {text}", "exact") for text in read]
+    else:
+        notes += [f"{text}: not beyond chance" for text in read]
     return Comparison(
         findings,
-        notes + _unproven(old, new, shifts),
+        notes,
         shifts,
         checks,
         clusters.paired,
@@ -352,16 +357,16 @@ def cliff_text(snapshot: Snapshot) -> str:
     return f"({cliff['lower_bits']:.3f}, {cliff['upper_bits']:.3f}]"
 
 
-def _unproven(old: Snapshot, new: Snapshot, shifts: Sequence[Shift]) -> list[str]:
+def _read_differently(old: Snapshot, new: Snapshot, shifts: Sequence[Shift]) -> list[str]:
     """Verdicts and cliff intervals that read differently though no test shows a move of theirs."""
     moved = {(shift.witness, shift.setting) for shift in shifts if shift.moved}
     notes = []
     if cliff_text(old) != cliff_text(new) and ("cliff", ALL) not in moved:
-        notes.append(f"cliff {cliff_text(old)} -> {cliff_text(new)}: not beyond chance")
+        notes.append(f"cliff {cliff_text(old)} -> {cliff_text(new)}")
     for name, row in old.settings.items():
         now = new.settings[name]["verdict"]
         if now != row["verdict"] and ("score", name) not in moved:
-            notes.append(f"{name} was {row['verdict']}, is {now}: not beyond chance")
+            notes.append(f"{name} was {row['verdict']}, is {now}")
     return notes
 
 
@@ -392,12 +397,20 @@ def _sample_notes(old: Snapshot, new: Snapshot, clusters: _Clusters) -> list[str
 
 
 def _alike(old: Snapshot, new: Snapshot, pairs: tuple[list[int], list[int]]) -> bool:
+    return all(_same_measure(name, old, new, pairs) for name in old.measures)
+
+
+def _same_measure(name: str, old: Snapshot, new: Snapshot, pairs: tuple[list[int], list[int]]) -> bool:
     rows_old, rows_new = pairs
-    columns = [new.names.index(name) for name in old.names]
-    return all(
-        np.array_equal(table[rows_old], new.measures[name][rows_new][:, columns], equal_nan=True)
-        for name, table in old.measures.items()
-    )
+    columns = [new.names.index(known) for known in old.names]
+    before, now = old.measures[name][rows_old], new.measures[name][rows_new][:, columns]
+    return np.array_equal(before, now, equal_nan=True)
+
+
+def _same_scores(old: Snapshot, new: Snapshot, pairs: tuple[list[int], list[int]]) -> bool:
+    """Is every score of both runs there and the same? Then only the analysis can make verdicts differ."""
+    whole = len(pairs[0]) == len(old.units) == len(new.units)
+    return whole and _same_measure("score", old, new, pairs)
 
 
 def _same_figure(before: float | None, after: float | None) -> bool:

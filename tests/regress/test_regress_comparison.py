@@ -197,12 +197,30 @@ def test_without_kl_the_scores_are_judged():
     assert {shift.witness for shift in outcome.shifts} == {"score", "cliff"} and outcome.moved
 
 
+def _read_anew(old: Snapshot) -> Snapshot:
+    verdict = {**old.settings["affine-L4"], "verdict": "inconclusive"}
+    return dataclasses.replace(
+        old,
+        cliff={"status": "undetermined", "lower_bits": None, "upper_bits": None},
+        settings={**old.settings, "affine-L4": verdict},
+    )
+
+
+def test_a_cliff_that_the_statistics_move_is_a_move():
+    old = _snapshot()
+    outcome = compare(old, _read_anew(old), OPTIONS)
+    assert outcome.exit_code == 1
+    assert [(found.witness, found.what, found.certainty) for found in outcome.findings] == [
+        ("analysis", "every score is alike, yet cliff (1.000, 2.000] -> undetermined", "exact"),
+        ("analysis", "every score is alike, yet affine-L4 was equivalent, is inconclusive", "exact"),
+    ]
+
+
 def test_what_reads_differently_by_chance_is_a_note():
     old = _snapshot()
-    new = dataclasses.replace(old, cliff={"status": "undetermined", "lower_bits": None, "upper_bits": None})
-    new = dataclasses.replace(
-        new, settings={**old.settings, "affine-L4": {**old.settings["affine-L4"], "verdict": "inconclusive"}}
-    )
+    scores = old.measures["score"].copy()
+    scores[0, 1] = 1 - scores[0, 1]
+    new = dataclasses.replace(_read_anew(old), measures={**old.measures, "score": scores})
     outcome = compare(old, new, OPTIONS)
     assert outcome.exit_code == 0
     assert "cliff (1.000, 2.000] -> undetermined: not beyond chance" in outcome.notes
