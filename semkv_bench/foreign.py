@@ -4,6 +4,7 @@ import csv
 import json
 import shlex
 from collections.abc import Callable, Hashable, Iterable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,11 +14,12 @@ import pandas as pd
 from semkv_bench.cells import as_flag, as_integer, as_number, as_text, is_null, short
 from semkv_bench.errors import MissingError, UsageError
 
-__all__ = ["KINDS", "REFERENCE", "normalize", "read_records"]
+__all__ = ["KINDS", "PLACE", "REFERENCE", "normalize", "read_records"]
 
 KINDS = ("full", "uniform", "mixed", "prune")
 REFERENCE = "full"
 UNIT = ["task", "example_id", "seed", "turn"]
+PLACE = ("record_file", "record_line")  # columns by which the records of a run folder say where they stand
 
 _NEEDED = ("task", "example_id", "setting", "code_bits", "score")
 _SAME_BITS = 1e-6
@@ -126,7 +128,8 @@ def normalize(
 ) -> pd.DataFrame:
     """Checked copy of ``frame`` with all record columns, sorted by example, seed, turn and setting.
 
-    ``source`` names the records in messages, ``where`` a row by its position. Doing it twice changes nothing.
+    ``source`` names the records in messages, ``where`` a row by its position; records of a run folder name their
+    file and line (``PLACE``). Doing it twice changes nothing.
 
     Raises UsageError as :func:`read_records`.
     """
@@ -138,12 +141,14 @@ def normalize(
         )
     if frame.empty:
         raise UsageError(f"{source} holds no records")
-    where = where or (lambda i: f"row {i + 1}")
     frame = frame.reset_index(drop=True).copy()
+    fail = _Complaint(source, where or (lambda i: f"row {i + 1}"))
+    if where is None and set(PLACE) <= set(frame.columns):
+        fail = _RunComplaint(frame)
+        source = fail.source
     for name in ("model", "protocol", "quantizer", "kind"):
         frame[name] = _texts(frame, name, None)
     frame = _one_model(frame, source, model)
-    fail = _Complaint(source, where)
     for name in ("task", "example_id", "setting"):
         frame[name] = _texts(frame, name, fail)
     for name in ("seed", "turn"):
@@ -153,7 +158,7 @@ def normalize(
     frame["runaway"] = _flags(frame, fail)
     frame["kind"] = _kinds(frame, fail)
     _check_measures(frame, fail)
-    _check_unique(frame, source, where)
+    _check_unique(frame, fail)
     _check_one_protocol(frame, source)
     frame = _complete_bits(frame, source)
     _check_reference(frame, source)
@@ -161,15 +166,36 @@ def normalize(
 
 
 class _Complaint:
-    """Raises a UsageError about the first row that ``bad`` marks."""
+    """Raises a UsageError about the first row that ``bad`` marks, with ``advice`` on what to do."""
 
     def __init__(self, source: str, where: Where) -> None:
         self.source, self.where = source, where
 
-    def __call__(self, bad: pd.Series, say: Callable[[Hashable], str]) -> None:
+    def __call__(self, bad: pd.Series, say: Callable[[Hashable], str], advice: str = "") -> None:
         if bad.any():
             first = bad.index[bad.to_numpy()][0]
-            raise UsageError(f"{self.source}, {self.where(first)}: {say(first)}")
+            advice = self.advice(advice)
+            raise UsageError(f"{self.place(first)}: {say(first)}{advice and f'; {advice}'}")
+
+    def place(self, row: Hashable) -> str:
+        return f"{self.source}, {self.where(row)}"
+
+    def advice(self, given: str) -> str:
+        return given
+
+
+class _RunComplaint(_Complaint):
+    """The same about records of a run folder, which the sweep can make again."""
+
+    def __init__(self, frame: pd.DataFrame) -> None:
+        files, lines = (frame[name] for name in PLACE)
+        super().__init__(str(Path(files.iloc[0]).parent), lambda i: f"{files[i]}, line {lines[i]}")
+
+    def place(self, row: Hashable) -> str:
+        return self.where(row)
+
+    def advice(self, given: str) -> str:
+        return "remove the lines of its example and run the sweep again"
 
 
 def _texts(frame: pd.DataFrame, name: str, fail: _Complaint | None) -> pd.Series:
@@ -233,24 +259,23 @@ def _kinds(frame: pd.DataFrame, fail: _Complaint) -> pd.Series:
 
 def _check_measures(frame: pd.DataFrame, fail: _Complaint) -> None:
     """Scores and shares within 0..1, divergences and turns not negative."""
-    fail(frame["score"].isna(), lambda i: "score is missing or NaN; leave the row out or give it a score")
+    missing = frame["score"].isna()
+    fail(missing, lambda i: "score is missing or NaN", "leave the row out or give it a score")
     for name in _SHARES:
         share = frame[name]
         low, high = share.min(), share.max()
-        percent = low >= 0 and 1.5 < high <= 100
-        hint = f"; {name} looks like 0..100, divide it by 100" if percent else ""
+        hint = f"{name} looks like 0..100, divide it by 100" if low >= 0 and 1.5 < high <= 100 else ""
         outside = (share < -_ROUNDED[name]) | (share > 1 + _ROUNDED[name])
-        fail(
-            outside,
-            lambda i, name=name, hint=hint: (
-                f"{name} {frame[name][i]:g} (setting {frame['setting'][i]}) is outside 0..1{hint}"
-            ),
-        )
+        fail(outside, partial(_outside, frame, name), hint)
     fail(
         frame["kl"] < -_ROUNDED["kl"],
         lambda i: f"kl {frame['kl'][i]:g} (setting {frame['setting'][i]}) is negative; a divergence never is",
     )
     fail(frame["turn"] < 0, lambda i: f"turn {frame['turn'][i]} is negative; turns are counted from 0")
+
+
+def _outside(frame: pd.DataFrame, name: str, row: Hashable) -> str:
+    return f"{name} {frame[name][row]:g} (setting {frame['setting'][row]}) is outside 0..1"
 
 
 def _one_model(frame: pd.DataFrame, source: str, model: str | None) -> pd.DataFrame:
@@ -282,7 +307,7 @@ def _names(found: Iterable[str], most: int = 4) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def _check_unique(frame: pd.DataFrame, source: str, where: Where) -> None:
+def _check_unique(frame: pd.DataFrame, fail: _Complaint) -> None:
     keys = [*UNIT, "setting"]
     again = frame.duplicated(keys)
     if not again.any():
@@ -297,7 +322,7 @@ def _check_unique(frame: pd.DataFrame, source: str, where: Where) -> None:
         if both[name].nunique() > 1:
             reason = f"; they are of different {plural}, which need files or setting names of their own"
     raise UsageError(
-        f"{source}, {where(second)} repeats {where(first)}: task {row['task']}, example {row['example_id']}, "
+        f"{fail.place(second)} repeats {fail.where(first)}: task {row['task']}, example {row['example_id']}, "
         f"seed {row['seed']}, turn {row['turn']}, setting {row['setting']}{reason}"
     )
 

@@ -99,7 +99,12 @@ def _names(folders: Sequence[Path]) -> list[str]:
 
 def _report(folder: Path, given: dict[str, Any]) -> dict:
     if (folder / "protocol.yaml").exists():
-        report, planned = analysed_run(folder, given)
+        try:
+            report, planned = analysed_run(folder, given)
+        except UsageError as error:
+            if str(folder) in str(error):
+                raise
+            raise UsageError(f"{folder}: {error}") from error
         return {**report, "planned_examples": planned}
     path = folder / "report.json"
     if not path.exists():

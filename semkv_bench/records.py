@@ -4,7 +4,7 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,12 +14,14 @@ import pandas as pd
 import yaml
 
 from semkv_bench.errors import MissingError, SemkvError, UsageError
+from semkv_bench.foreign import PLACE
 
 __all__ = ["RunFolder", "protocol_hash", "read_looks", "read_run", "read_sessions", "write_looks"]
 
 T = TypeVar("T")
 
 _UNIT = ("task", "example_id", "seed")
+_TYPES = {"task": str, "example_id": str, "seed": int, "setting": str, "turn": int, "turns": int}
 _EXTRA_TOP = frozenset({"hash"})
 
 
@@ -136,8 +138,8 @@ class RunFolder:
         return len({unit for file in self._files() for unit in _complete_units(file, self._settings)})
 
     @property
-    def _settings(self) -> int:
-        return len(self.protocol["settings"])
+    def _settings(self) -> tuple[str, ...]:
+        return tuple(self.protocol["settings"])
 
     def _files(self) -> list[Path]:
         return sorted(self.path.glob("records-*.jsonl"))
@@ -184,7 +186,7 @@ def write_looks(path: Path, looks: Sequence[Mapping[str, Any]]) -> None:
 
 
 def read_run(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Records and protocol of a run folder; units cut short are left out.
+    """Records and protocol of a run folder, each record with its file and line; units cut short are left out.
 
     Raises:
         MissingError: there is no run, or nothing recorded yet.
@@ -200,7 +202,7 @@ def read_run(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
         raise MissingError(f"{path} is not a run folder (no protocol.yaml); give run=DIR of a sweep")
     protocol = _read_protocol(path)
     try:
-        recorded, settings = protocol["hash"], len(protocol["settings"])
+        recorded, settings = protocol["hash"], tuple(protocol["settings"])
     except (KeyError, TypeError) as error:
         raise UsageError(f"{path / 'protocol.yaml'} is damaged: no {error}") from error
     if protocol_hash(protocol) != recorded:
@@ -209,7 +211,7 @@ def read_run(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
         )
     records: list[dict[str, Any]] = []
     for file in sorted(path.glob("records-*.jsonl")):
-        for unit in _units(file.read_bytes(), file):
+        for unit in _units(file.read_bytes(), file, settings):
             if _is_complete(unit, settings):
                 records.extend(unit)
     if not records:
@@ -219,29 +221,43 @@ def read_run(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
     return frame.drop_duplicates([*_UNIT, "turn", "setting"], ignore_index=True), protocol
 
 
-def _is_complete(unit: Sequence[Mapping[str, Any]], settings: int) -> bool:
-    """Does the unit hold a record for every setting and turn?"""
-    return len(unit) == settings * unit[0].get("turns", 1)
+def _is_complete(unit: Sequence[Mapping[str, Any]], settings: Collection[str]) -> bool:
+    """Does the unit hold one record for every setting and turn?"""
+    turns = unit[0].get("turns", 1)
+    if len(unit) != len(settings) * turns:
+        return False
+    found = {(record["setting"], record.get("turn", 0)) for record in unit}
+    return found == {(name, turn) for name in settings for turn in range(turns)}
 
 
-def _complete_units(path: Path, settings: int) -> Iterable[tuple[str, str, int]]:
-    for unit in _units(path.read_bytes(), path):
+def _complete_units(path: Path, settings: Collection[str]) -> Iterable[tuple[str, str, int]]:
+    for unit in _units(path.read_bytes(), path, settings):
         if _is_complete(unit, settings):
             yield tuple(unit[0][name] for name in _UNIT)
 
 
-def _units(content: bytes, path: Path) -> list[list[dict[str, Any]]]:
-    """Consecutive records of the same example; a torn last line is left out."""
+def _units(content: bytes, path: Path, settings: Collection[str]) -> list[list[dict[str, Any]]]:
+    """Consecutive records of the same example; a torn last line is left out.
+
+    Raises:
+        UsageError: a line is no record, or one of a setting that the run does not have.
+    """
     units: list[list[dict[str, Any]]] = []
     lines = content.split(b"\n")
     for number, line in enumerate(lines[:-1], start=1):
         try:
             record = json.loads(line)
-            key = [record[name] for name in _UNIT]
+            key, setting = _identity(record)
         except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
             raise UsageError(
                 f"{path}, line {number}: not a record ({error}); remove the line, its example is then run again"
             ) from error
+        if setting not in settings:
+            raise UsageError(
+                f"{path}, line {number}: the run has no setting {setting}; remove the lines of its example "
+                "and run the sweep again"
+            )
+        record |= dict(zip(PLACE, (str(path), number), strict=True))
         if units and [units[-1][0][name] for name in _UNIT] == key:
             units[-1].append(record)
         else:
@@ -249,12 +265,21 @@ def _units(content: bytes, path: Path) -> list[list[dict[str, Any]]]:
     return units
 
 
-def _repair(file: IO[bytes], settings: int) -> None:
+def _identity(record: Any) -> tuple[list, str]:
+    """Unit and setting of a record. Raises KeyError or TypeError for what is none."""
+    key, setting = [record[name] for name in _UNIT], record["setting"]
+    for name, kind in _TYPES.items():
+        if not isinstance(record.get(name, 0), kind):
+            raise TypeError(f"{name} is {record[name]!r}")
+    return key, setting
+
+
+def _repair(file: IO[bytes], settings: Collection[str]) -> None:
     """Cut a torn last line and an unfinished last unit."""
     file.seek(0)
     content = file.read()
     keep = content.rfind(b"\n") + 1
-    units = _units(content[:keep], Path(file.name))
+    units = _units(content[:keep], Path(file.name), settings)
     if units and not _is_complete(units[-1], settings):
         for _ in units[-1]:
             keep = content.rfind(b"\n", 0, keep - 1) + 1

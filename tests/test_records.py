@@ -3,10 +3,12 @@ import json
 import multiprocessing
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
 from semkv_bench.errors import MissingError, SemkvError, UsageError
+from semkv_bench.foreign import normalize
 from semkv_bench.records import RunFolder, protocol_hash, read_run
 
 PROTOCOL = {"settings": {"full": {}, "affine-L4": {}}, "examples": {"count": 3}, "model": "m"}
@@ -220,6 +222,72 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path):
     path.write_bytes(b"garbage\n" + path.read_bytes())
     with pytest.raises(UsageError, match=r"records-0.jsonl, line 1"):
         read_run(tmp_path)
+
+
+def _rewritten(folder, change) -> None:
+    """Change the lines of a run's one file, each a record."""
+    path = folder / "records-0.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(record) + "\n" for record in change(lines)))
+
+
+def test_a_setting_that_the_run_does_not_have_is_named(tmp_path):
+    folder = _started(tmp_path)
+    for name in "ab":
+        folder.append(_unit(name))
+    folder.close()
+    _rewritten(tmp_path, lambda lines: [*lines[:3], lines[3] | {"setting": "affine-L99"}])
+    for reads in (read_run, _started):
+        with pytest.raises(
+            UsageError, match=r"records-0\.jsonl, line 4: the run has no setting affine-L99; remove"
+        ):
+            reads(tmp_path)
+
+
+@pytest.mark.parametrize("field", [{"setting": "full"}, {"turn": 1}, {"turns": 2}])
+def test_a_unit_that_lacks_a_setting_or_turn_is_not_complete(tmp_path, field):
+    folder = _started(tmp_path)
+    for name in "ab":
+        folder.append(_unit(name))
+    folder.close()
+    _rewritten(tmp_path, lambda lines: [lines[0] | field, lines[1] | field, *lines[2:]])
+    assert read_run(tmp_path)[0]["example_id"].unique().tolist() == ["b"]
+    assert _started(tmp_path).done == {("t", "b", 0)}
+
+
+@pytest.mark.parametrize(
+    "field", [{"setting": []}, {"turn": "x"}, {"turns": [1]}, {"seed": None}, {"example_id": {}}]
+)
+def test_a_line_that_names_no_record_is_one_line(tmp_path, field):
+    folder = _started(tmp_path)
+    folder.append(_unit("a"))
+    folder.close()
+    _rewritten(tmp_path, lambda lines: [lines[0], lines[1] | field])
+    with pytest.raises(UsageError, match=r"records-0\.jsonl, line 2: not a record \("):
+        read_run(tmp_path)
+
+
+def test_records_say_where_they_stand(tmp_path):
+    first, second = _started(tmp_path), _started(tmp_path)
+    first.append(_unit("a"))
+    second.append(_unit("b"))
+    frame, _ = read_run(tmp_path)
+    assert frame["record_line"].tolist() == [1, 2, 1, 2]
+    assert set(frame["record_file"]) == {str(tmp_path / f"records-{k}.jsonl") for k in (0, 1)}
+    broken = frame.assign(code_bits=4.0, score=[1.0, 0.5, 1.0, 7.0])
+    with pytest.raises(UsageError) as caught:
+        normalize(broken)
+    assert str(caught.value) == (
+        f"{tmp_path}/records-1.jsonl, line 2: score 7 (setting affine-L4) is outside 0..1; remove the lines of its "
+        "example and run the sweep again"
+    )
+    with pytest.raises(
+        UsageError, match=r"records-0\.jsonl, line 1: score is missing or NaN; remove the lines of its"
+    ):
+        normalize(broken.assign(score=np.nan))
+    with pytest.raises(UsageError) as caught:
+        normalize(broken.assign(score=1.0, code_bits=[16, 99, 16, 99]))
+    assert str(caught.value).startswith(f"{tmp_path}: setting affine-L4 has code_bits 99")
 
 
 def test_environment_of_every_session_is_kept(tmp_path):
