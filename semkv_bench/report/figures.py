@@ -46,6 +46,7 @@ from semkv_bench.report.quality import paint_quality
 __all__ = ["FIGURE_NAMES", "GRID_FIGURES", "Drawn", "draw_all"]
 
 _BITS_LABEL = "code bits per value, log2(L)"
+_LONGEST_TICK = 12
 
 
 def draw_all(report: dict) -> list[Drawn]:
@@ -267,9 +268,9 @@ FIGURE_NAMES = (*GRID_FIGURES, *_PANELS)
 
 def _bits_axis(report: dict, points: list[dict], axes: Axes) -> None:
     """Limits and ticks of the bits axis, and the shaded cliff."""
-    grid = {row["code_bits"]: row for row in points if row["kind"] == "uniform"} or {
-        row["code_bits"]: row for row in points
-    }
+    grid: dict[float, list[dict]] = {}
+    for row in [row for row in points if row["kind"] == "uniform"] or points:
+        grid.setdefault(row["code_bits"], []).append(row)
     everything = [row["code_bits"] for row in points]
     span = max(everything) - min(everything)
     pad = 0.06 * span if span else 0.5
@@ -285,10 +286,19 @@ def _bits_axis(report: dict, points: list[dict], axes: Axes) -> None:
         _shade_cliff(axes, cliff, colour, quantizer if len(cliffs) > 1 else None)
 
 
-def _tick_label(row: dict) -> str:
-    levels = levels_of(row["setting"], row["code_bits"], row["kind"])
-    bits = f"{row['code_bits']:.3f}".rstrip("0").rstrip(".")
-    return f"L={levels}\n{bits}" if levels else bits
+def _tick_label(rows: list[dict]) -> str:
+    """Bits of a grid point, under its levels or its name where all settings there share them."""
+    bits = f"{rows[0]['code_bits']:.3f}".rstrip("0").rstrip(".")
+    names = {_point_name(row) for row in rows}
+    name = names.pop() if len(names) == 1 else ""
+    return f"{name}\n{bits}" if name else bits
+
+
+def _point_name(row: dict) -> str:
+    levels = levels_of(row["setting"], row["kind"])
+    if levels:
+        return f"L={levels}"
+    return shorten(clean(row["setting"]), _LONGEST_TICK) if row["kind"] == "uniform" else ""
 
 
 def _shade_cliff(axes: Axes, cliff: dict, colour: str, quantizer: str | None) -> None:

@@ -30,11 +30,8 @@ __all__ = [
 
 DASH = "–"
 
-_UNIFORM_NAME = re.compile(r"^(?P<family>.+?)-L(?P<levels>\d+)$")
+_UNIFORM_NAME = re.compile(r"(?:^|-)L(?P<levels>\d+)$")
 _FAMILY = re.compile(r"^(?P<family>.+?)-[LK]\d")
-# A foreign file may give 2.32 for log2(5); beyond 64 levels neighbours are too close for that.
-_BITS_TOLERANCE = 0.006
-_MOST_GUESSED_LEVELS = 64
 _TURNS_TEXT = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
 
@@ -132,19 +129,13 @@ def _trimmed(value: float | None, fewest: int) -> str:
     return f"{whole}.{decimals[:fewest]}{decimals[fewest:].rstrip('0')}"
 
 
-def levels_of(setting: str | None, code_bits: float | None, kind: str = "uniform") -> int | None:
-    """Number of levels of a uniform setting, from its name or else from its bits; None where it has none."""
-    if kind != "uniform":
-        return None
-    match = _UNIFORM_NAME.match(setting or "")
-    if match:
-        return int(match["levels"])
-    if not known(code_bits) or not 1 <= code_bits <= 8 or _FAMILY.match(setting or ""):
-        return None
-    levels = round(2**code_bits)
-    if levels > _MOST_GUESSED_LEVELS and code_bits != round(code_bits):
-        return None
-    return levels if abs(math.log2(levels) - code_bits) <= _BITS_TOLERANCE else None
+def levels_of(setting: str | None, kind: str = "uniform") -> int | None:
+    """Number of levels in the name of a uniform setting, such as ``affine-L5``; None where it names none.
+
+    Bits do not tell: a format of 4 bits, such as a floating-point one, need not have 16 levels.
+    """
+    match = _UNIFORM_NAME.search(setting or "") if kind == "uniform" else None
+    return int(match["levels"]) if match else None
 
 
 def family(setting: str) -> str | None:
@@ -154,8 +145,8 @@ def family(setting: str) -> str | None:
 
 
 def grid_point(setting: str | None, code_bits: float | None, unit: str = " bits") -> str:
-    """A point of the uniform grid in words, such as ``2.807 bits (L=7)``."""
-    levels = levels_of(setting, code_bits)
+    """A point of the uniform grid in words, such as ``2.807 bits (L=7)``, or ``4.0 bits (int4)``."""
+    levels = levels_of(setting)
     if levels is not None:
         return f"{bits_text(code_bits)}{unit} (L={levels})"
     return f"{bits_text(code_bits)}{unit}" + (f" ({clean(setting)})" if setting else "")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from semkv_bench.report import figures
 from semkv_bench.report.axes import drawing, new_figure, set_bits_axis
 from semkv_bench.report.figures import GRID_FIGURES, draw_all
 
@@ -64,6 +65,22 @@ def test_the_ends_of_the_cliff_keep_their_labels():
         shown = {label.get_text().split("\n")[0] for label in labels}
         assert {"L=31", "L=37"} <= shown and len(shown) < 39
         assert len(axes.get_xticks()) == 39
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        (["affine-L16"], "L=16\n4"),
+        (["affine-L16", "turboquant-L16"], "L=16\n4"),
+        (["int4"], "int4\n4"),
+        (["int4", "nf4"], "4"),
+        (["affine-L16", "nf4"], "4"),
+        (["a-very-long-name-of-a-format"], "a-very-…rmat\n4"),
+    ],
+)
+def test_ticks_name_levels_only_where_the_settings_do(names, text):
+    rows = [{"setting": name, "code_bits": 4.0, "kind": "uniform"} for name in names]
+    assert figures._tick_label(rows) == text
 
 
 @pytest.fixture(scope="module")

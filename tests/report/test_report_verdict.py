@@ -205,7 +205,7 @@ def test_foreign_records_need_no_model_quantizer_or_effective_bits(report):
         "verdict": "equivalent",
     }
     assert headline(report) == (
-        "The model in these records keeps its quality down to 4.0 bits (L=16) and collapses at 2.0 (L=4); "
+        "The model in these records keeps its quality down to 4.0 bits (int4) and collapses at 2.0 (int2); "
         "cheapest safe cache: int4, 4.0 code bits (effective bits not recorded)."
     )
     assert "the margin of 0.03 was" in limits(report)
