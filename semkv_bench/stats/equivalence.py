@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -44,6 +44,7 @@ class Judgement:
     ``shown`` is what the data show of each setting by themselves; ``verdicts`` is what may be said after
     asking whether this measurement could have seen a loss at all. ``family`` marks the settings whose tests
     are adjusted together, ``top_down`` and ``bottom_up`` how they share alpha.
+    ``grown`` keeps what was worked out for larger samples: p-values of the family, by (holds, how much larger).
     """
 
     moments: Moments
@@ -61,6 +62,7 @@ class Judgement:
     reference_low: float
     reference_works: bool
     positive_control: str | None
+    grown: dict[tuple[bool, float], np.ndarray] = field(default_factory=dict)
 
 
 def reference_moments(paired: PairedScores, average: str) -> Moments:
@@ -194,17 +196,19 @@ def clusters_needed(
     plan = judgement.top_down if holds else judgement.bottom_up
 
     def p_of(sample: Moments) -> np.ndarray:
-        return p_within(sample, options) if holds else p_below(sample, -options.margin)
+        return over_all_looks(p_within(sample, options) if holds else p_below(sample, -options.margin), last)
 
     def level(factor: float) -> float:
-        others = over_all_looks(p_of(judgement.moments.grown(factor)), last)[judgement.family]
-        return options.alpha * weight_reached(others, of_family, plan, options.alpha)
+        key = (holds, factor)
+        if key not in judgement.grown:
+            judgement.grown[key] = p_of(judgement.moments.grown(factor))[judgement.family]
+        return options.alpha * weight_reached(judgement.grown[key], of_family, plan, options.alpha)
 
     def settled(factor: float) -> bool:
         more = m.grown(factor)
         if power is not None:
             more = more.scattered(_DRAWS)
-        return float((over_all_looks(p_of(more), last) < level(factor)).mean()) >= (power or 1.0)
+        return float((p_of(more) < level(factor)).mean()) >= (power or 1.0)
 
     have = int(m.clusters[0])
     low, high = have, 2 * have

@@ -19,22 +19,58 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from semkv_bench.stats.pairing import SettingInfo
 
-__all__ = ["BOTTOM_FIRST", "TOP_FIRST", "Shares", "adjusted", "holm", "shares", "weight_reached"]
+__all__ = ["BOTTOM_FIRST", "TOP_FIRST", "Group", "Shares", "adjusted", "holm", "shares", "weight_reached"]
 
 TOP_FIRST, BOTTOM_FIRST = 0.99, 0.9
 
 
 @dataclass(frozen=True)
-class Shares:
-    """``weights`` [S], the part of alpha that each setting starts with, and ``handed`` [S, S], how it goes on."""
+class Group:
+    """Settings that share a part of alpha and hand it on among themselves alone.
 
-    weights: np.ndarray
-    handed: np.ndarray
+    ``members`` are indices, a grid's in the order in which they are tested. ``first`` is the part of ``share``
+    that waits at the first of them; None: all share alike (Holm).
+    """
+
+    members: np.ndarray
+    share: float
+    first: float | None = None
+
+    @property
+    def weights(self) -> np.ndarray:
+        """The part of alpha that each member starts with."""
+        number = len(self.members)
+        if self.first is None or number == 1:
+            return np.full(number, self.share / number)
+        rest = self.share * (1 - self.first) / (number - 1)
+        return np.array([self.share * self.first, *[rest] * (number - 1)])
+
+    @property
+    def handed(self) -> np.ndarray:
+        """What goes from each member of a grid to each other one."""
+        number = len(self.members)
+        return np.roll(np.eye(number), 1, axis=1) if number > 1 else np.zeros((1, 1))
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How settings 0..S-1 share alpha; every one of them is in one group."""
+
+    groups: tuple[Group, ...]
+
+    @cached_property
+    def weights(self) -> np.ndarray:
+        """The part of alpha that each setting starts with, shape [S]."""
+        out = np.zeros(sum(len(group.members) for group in self.groups))
+        for group in self.groups:
+            out[group.members] = group.weights
+        return out
 
 
 def holm(p: np.ndarray) -> np.ndarray:
@@ -48,8 +84,6 @@ def holm(p: np.ndarray) -> np.ndarray:
 
 def shares(settings: Sequence[SettingInfo], *, bottom_up: bool = False) -> Shares:
     """How ``settings`` (none of kind full) share alpha; ``bottom_up`` for claims of degradation."""
-    first = BOTTOM_FIRST if bottom_up else TOP_FIRST
-    weights, handed = np.zeros(len(settings)), np.zeros((len(settings), len(settings)))
     grids: dict[str, list[int]] = {}
     loose = []
     for i, info in enumerate(settings):
@@ -58,16 +92,13 @@ def shares(settings: Sequence[SettingInfo], *, bottom_up: bool = False) -> Share
         else:
             loose.append(i)
     share = 1 / max(len(grids) + bool(loose), 1)
+    groups = []
     for members in grids.values():
         chain = sorted(members, key=lambda i: _from_the_top(settings[i]), reverse=bottom_up)
-        weights[chain] = share * (1 - first) / max(len(chain) - 1, 1)
-        weights[chain[0]] = share * (first if len(chain) > 1 else 1.0)
-        if len(chain) > 1:
-            handed[chain, np.roll(chain, -1)] = 1.0
+        groups.append(Group(np.array(chain), share, BOTTOM_FIRST if bottom_up else TOP_FIRST))
     if loose:
-        weights[loose] = share / len(loose)
-        handed[np.ix_(loose, loose)] = (1 - np.eye(len(loose))) / max(len(loose) - 1, 1)
-    return Shares(weights, handed)
+        groups.append(Group(np.array(loose), share))
+    return Shares(tuple(groups))
 
 
 def _from_the_top(info: SettingInfo) -> tuple:
@@ -78,10 +109,18 @@ def adjusted(p: np.ndarray, plan: Shares) -> np.ndarray:
     """Adjusted p-values, shape [S]: the smallest overall alpha at which each setting is shown."""
     p = np.asarray(p, dtype=float)
     out = np.ones_like(p)
-    weights, handed = plan.weights, plan.handed
-    left, reached = np.ones(p.size, bool), 0.0
-    while (left & (weights > 0)).any():
-        asked = np.where(left & (weights > 0), p / np.where(weights > 0, weights, 1.0), np.inf)
+    for group in plan.groups:
+        own = p[group.members]
+        found = holm(own / group.share) if group.first is None else _along_the_grid(own, group)
+        out[group.members] = found
+    return out
+
+
+def _along_the_grid(p: np.ndarray, group: Group) -> np.ndarray:
+    out, reached = np.ones_like(p), 0.0
+    weights, handed, left = group.weights, group.handed, np.ones(p.size, bool)
+    while left.any():
+        asked = np.where(left, p / np.where(left, weights, 1.0), np.inf)
         next_one = int(np.argmin(asked))
         reached = max(reached, min(float(asked[next_one]), 1.0))
         out[next_one] = reached
@@ -92,13 +131,19 @@ def adjusted(p: np.ndarray, plan: Shares) -> np.ndarray:
 
 def weight_reached(p: np.ndarray, index: int, plan: Shares, alpha: float) -> float:
     """The part of ``alpha`` at which setting ``index`` is tested when all others have handed on what they can."""
-    weights, handed = plan.weights, plan.handed
-    left = np.arange(len(p)) != index
-    while (passing := left & (p < alpha * weights)).any():
+    group = next(group for group in plan.groups if index in group.members)
+    own = p[group.members]
+    left = group.members != index
+    if group.first is None:
+        others = np.sort(own[left])
+        passed = others < alpha * group.share / (len(own) - np.arange(len(others)))
+        return group.share / (len(own) - int(np.argmin([*passed, False])))
+    weights, handed = group.weights, group.handed
+    while (passing := left & (own < alpha * weights)).any():
         first = int(np.argmax(passing))
         weights, handed = _hand_on(weights, handed, first)
         left[first] = False
-    return float(weights[index])
+    return float(weights[group.members == index][0])
 
 
 def _hand_on(weights: np.ndarray, handed: np.ndarray, gone: int) -> tuple[np.ndarray, np.ndarray]:
