@@ -3,6 +3,7 @@
 from semkv_bench.report.formatting import family, known
 
 __all__ = [
+    "above_margin",
     "allocation_of",
     "cliff_grid",
     "cliffs_of",
@@ -12,11 +13,23 @@ __all__ = [
     "quantizer_of",
     "reference_row",
     "repeats_of_reference",
+    "sample_noun",
     "telling_settings",
     "tested_settings",
 ]
 
 _KIND_ORDER = {"full": 0, "uniform": 1, "mixed": 2, "prune": 3}
+
+
+def sample_noun(report: dict) -> str:
+    """What sample sizes count: ``example``, or ``cluster`` where an example has several seeds or turns."""
+    return "example" if report["n_examples"] == report["n_clusters"] else "cluster"
+
+
+def above_margin(report: dict, row: dict) -> bool:
+    """Is a setting undecided because it scores above full by more than the margin? No sample size settles that."""
+    undecided = row["verdict"] == "inconclusive" and not known(row["n_needed"])
+    return undecided and known(row["diff"]) and row["diff"] >= report["margin"]
 
 
 def reference_row(report: dict) -> dict | None:
@@ -89,16 +102,32 @@ def cliff_grid(report: dict, quantizer: str | None) -> list[dict]:
 
 
 def telling_settings(report: dict) -> list[str]:
-    """Tested settings, those that tell most about the cliff first."""
-    cliff = report["cliff"]
-    ends = [cliff["upper_bits"], cliff["lower_bits"]]
-    centre = [end for end in ends if known(end)]
-    centre = sum(centre) / len(centre) if centre else 2.0
+    """Tested settings, those that tell most first: the operating point, the cliff's ends, what is undecided there.
+
+    The rest follow by their distance from the cliff; where there is none, from what is undecided, or else from
+    the highest grid point that collapses.
+    """
+    cliffs = [cliff for _, cliff in cliffs_of(report)]
     point = report["operating_point"]
-    first = [cliff["upper_setting"], cliff["lower_setting"], point["setting"] if point else None]
+    grid = [row for row in report["settings"] if row["kind"] == "uniform" and known(row["code_bits"])]
+    undecided = [row for row in grid if row["verdict"] == "inconclusive"]
+    lost = [row["code_bits"] for row in grid if row["verdict"] == "degraded"]
+    ends = [cliffs[0][f"{side}_bits"] for side in ("upper", "lower")]
+    around = (
+        [end for end in ends if known(end)]
+        or [row["code_bits"] for row in undecided]
+        or [max(lost, default=2.0)]
+    )
+    centre = sum(around) / len(around)
+    ranks = [
+        [point["setting"] if point else None],
+        *([cliff["upper_setting"], cliff["lower_setting"]] for cliff in cliffs),
+        [row["setting"] for row in undecided],
+    ]
 
     def key(row: dict):
+        rank = next((number for number, names in enumerate(ranks) if row["setting"] in names), len(ranks))
         bits = row["code_bits"] if known(row["code_bits"]) else 16.0
-        return (row["setting"] not in first, row["kind"] != "uniform", abs(bits - centre), row["setting"])
+        return (rank, row["kind"] != "uniform", abs(bits - centre), row["setting"])
 
     return [row["setting"] for row in sorted(tested_settings(report), key=key)]

@@ -4,7 +4,13 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from semkv_bench.report.access import cliffs_of, reference_row, repeats_of_reference, tested_settings
+from semkv_bench.report.access import (
+    cliff_grid,
+    cliffs_of,
+    reference_row,
+    repeats_of_reference,
+    tested_settings,
+)
 from semkv_bench.report.formatting import (
     bits_text,
     clean,
@@ -70,7 +76,7 @@ class Sample:
 def cards(report: dict) -> list[Card]:
     """The key numbers of ``report`` in reading order."""
     reference = reference_row(report)
-    made = [_cliff_card(*cliffs_of(report)[0]), _point_card(report)]
+    made = [_cliff_card(report, *cliffs_of(report)[0]), _point_card(report)]
     if reference is not None:
         note = f"interval {interval(reference['score_ci'])}, scale 0 to 1"
         made.append(Card("Full-precision score", fixed(reference["score"]), note))
@@ -86,7 +92,7 @@ def cards(report: dict) -> list[Card]:
     return made
 
 
-def _cliff_card(quantizer: str | None, cliff: dict) -> Card:
+def _cliff_card(report: dict, quantizer: str | None, cliff: dict) -> Card:
     title = f"Cliff of {clean(quantizer)}, code bits" if quantizer else "Cliff, code bits"
     if cliff["status"] == "located":
         value = interval_words(cliff["lower_bits"], cliff["upper_bits"])
@@ -98,6 +104,8 @@ def _cliff_card(quantizer: str | None, cliff: dict) -> Card:
             "below_grid": ("below the grid", "the fewest bits tested show no loss"),
             "undetermined": ("not determined", "the evidence does not settle where it is"),
         }[cliff["status"]]
+        if not cliff_grid(report, quantizer):
+            note = "no uniform setting was run, so there is no grid to look in"
     if known(cliff["probability"]):
         note += f"; bootstrap probability {fixed(cliff['probability'], 2)}"
     return Card(title, value, note)
@@ -315,7 +323,7 @@ def reading_notes(report: dict) -> list[tuple[str, str]]:
         ),
         (
             "Clusters",
-            "An example with all its seeds is one cluster, and intervals are formed over clusters. Identical "
+            "An example with all its seeds and turns is one cluster, and intervals are formed over clusters. Identical "
             f"repeats of a greedy run add no evidence and are counted once.{level}",
         ),
         ("Margin", f"A loss below {margin} on the 0 to 1 scale is agreed to be of no consequence. {when}"),
@@ -348,7 +356,7 @@ def _verdict_note(margin: str) -> str:
         f"equivalent: the difference is shown to lie within {margin}",
         "floor: within the margin, yet detectably below full",
         "degraded: a loss beyond the margin is shown",
-        "inconclusive: the sample is too small to tell",
+        "inconclusive: the sample is too small to tell, or the setting differs upwards by more than the margin",
     ]
     return (
         f"{'; '.join(meanings).capitalize()}. Insensitive means that the run could not have seen a loss, "

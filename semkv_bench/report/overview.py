@@ -111,7 +111,7 @@ def _point(report: dict, quantizer: str, alone: bool) -> dict | None:
     return {key: point[key] for key in ("setting", "code_bits", "effective_bits", "compression")}
 
 
-def _examples(row: dict) -> str:
+def _clusters(row: dict) -> str:
     return f"{count(row['n_clusters'])}{' so far' if row['unfinished'] else ''}"
 
 
@@ -160,7 +160,7 @@ _COLUMNS = (
         measured=False,
     ),
     Column("full", lambda row: fixed(row["full_score"])),
-    Column("examples", _examples),
+    Column("clusters", _clusters),
     Column("margin", lambda row: f"{row['margin']:g}"),
     Column(
         "comparable",

@@ -1,9 +1,9 @@
 """The tables of a report as text cells, the same for the terminal, Markdown and HTML."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from semkv_bench.report.access import ordered_settings
+from semkv_bench.report.access import above_margin, ordered_settings, sample_noun
 from semkv_bench.report.formatting import (
     DASH,
     clean,
@@ -97,6 +97,7 @@ _MAIN = (
     Column("KL", lambda row: divergence(row["kl"]), optional=True),
 )
 
+_NEEDED = "needed"
 _DETAIL = (
     _NAME,
     Column("kind", lambda row: row["kind"], numeric=False),
@@ -125,7 +126,7 @@ _DETAIL = (
     Column("difference detectable", lambda row: _yes_no(row["detectable"]), numeric=False),
     Column("runaway p", lambda row: p_value(row["runaway_p"]), optional=True),
     Column("top-1 agreement", lambda row: percent(row["top1_agreement"]), optional=True),
-    Column("examples needed", lambda row: count(row["n_needed"])),
+    Column(_NEEDED, lambda row: row["n_needed_words"]),
     Column("records", lambda row: count(row["n"])),
     Column("clusters", lambda row: count(row["n_clusters"])),
 )
@@ -148,13 +149,21 @@ def settings_table(report: dict) -> Table:
 
 def detail_table(report: dict) -> Table:
     """The remaining numbers of every setting."""
-    return _table(report, _DETAIL)
+    needed = f"{sample_noun(report)}s needed"
+    columns = tuple(
+        replace(column, title=needed) if column.title == _NEEDED else column for column in _DETAIL
+    )
+    return _table(report, columns)
 
 
 def _table(report: dict, columns: tuple[Column, ...]) -> Table:
-    settings = ordered_settings(report)
+    settings = [{**row, "n_needed_words": _needed(report, row)} for row in ordered_settings(report)]
     tested = [index for index, row in enumerate(settings) if row["setting"] != report["reference"]]
     return table_of(settings, columns, tested)
+
+
+def _needed(report: dict, row: dict) -> str:
+    return "differs upwards by more than the margin" if above_margin(report, row) else count(row["n_needed"])
 
 
 def table_of(rows: Sequence[dict], columns: tuple[Column, ...], judged: Sequence[int] | None = None) -> Table:

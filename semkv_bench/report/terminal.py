@@ -81,7 +81,7 @@ def show_table(table: Table, console: Console, title: str) -> None:
 
 def _sample_words(report: dict, context: dict) -> str:
     sizes = [
-        (report["n_examples"], "example"),
+        (report["n_examples"], "answer" if (report.get("n_turns") or 1) > 1 else "example"),
         (report["n_clusters"], "cluster"),
         (len(report["tasks"]), "task"),
     ]

@@ -1,6 +1,13 @@
 """The verdict of a report in one plain sentence, and one on what the run cannot say."""
 
-from semkv_bench.report.access import cliff_grid, cliffs_of, reference_row, tested_settings
+from semkv_bench.report.access import (
+    above_margin,
+    cliff_grid,
+    cliffs_of,
+    reference_row,
+    sample_noun,
+    tested_settings,
+)
 from semkv_bench.report.formatting import (
     bits_text,
     clean,
@@ -85,8 +92,10 @@ def cliff_words(report: dict, quantizer: str | None, cliff: dict) -> str:
         words = f"above the grid (over {bits_text(_end(report, quantizer, cliff)[1])} bits)"
     elif status == "below_grid":
         words = f"below the grid (under {bits_text(_end(report, quantizer, cliff)[1])} bits)"
-    else:
+    elif cliff_grid(report, quantizer):
         words = "not determined"
+    else:
+        words = "not determined, as no uniform setting was run"
     likely = cliff["probability"]
     return f"{words}, bootstrap probability {fixed(likely, 2)}" if known(likely) else words
 
@@ -116,6 +125,7 @@ def confirmation_words(report: dict) -> str:
             f"Not confirmed on examples of its own: {clean(point.get('confirmation_reason') or 'not tried')}."
         )
     outcome = "is confirmed as equivalent" if found["confirmed"] else "is not confirmed"
+    noun = sample_noun(report)
     first, second = count(found["clusters_to_choose"]), count(found["clusters_to_test"])
     numbers = (
         f"difference {signed(found['diff'])} {signed_interval(found['diff_ci'])}, "
@@ -123,11 +133,11 @@ def confirmation_words(report: dict) -> str:
     )
     if found["setting"] == point["setting"]:
         return (
-            f"Chosen on one half of the examples ({first}), {clean(found['setting'])} {outcome} on the other "
+            f"Chosen on one half of the {noun}s ({first}), {clean(found['setting'])} {outcome} on the other "
             f"half ({second}): {numbers}."
         )
     return (
-        f"On one half of the examples ({first}) the choice is {clean(found['setting'])}, which {outcome} on the "
+        f"On one half of the {noun}s ({first}) the choice is {clean(found['setting'])}, which {outcome} on the "
         f"other half ({second}): {numbers}. {clean(point['setting'])} itself is not confirmed that way."
     )
 
@@ -192,13 +202,21 @@ def _end(report: dict, quantizer: str | None, cliff: dict) -> tuple[str | None, 
 
 def _tally(report: dict, quantizer: str | None) -> str:
     grid = cliff_grid(report, quantizer)
+    if not grid:
+        return "no uniform setting was run, so there is no grid to look in"
     hold = sum(row["verdict"] in HOLDS for row in grid)
     lost = sum(row["verdict"] == "degraded" for row in grid)
     left = len(grid) - hold - lost
+    upwards = sum(above_margin(report, row) for row in grid)
+    why = f" ({upwards} {_differ(upwards)} upwards by more than the margin)" if upwards else ""
     return (
         f"of {plural(len(grid), 'grid point')}, {hold} {'holds' if hold == 1 else 'hold'}, "
-        f"{lost} {'collapses' if lost == 1 else 'collapse'} and {left} {'is' if left == 1 else 'are'} undecided"
+        f"{lost} {'collapses' if lost == 1 else 'collapse'} and {left} {'is' if left == 1 else 'are'} undecided{why}"
     )
+
+
+def _differ(number: int) -> str:
+    return "differs" if number == 1 else "differ"
 
 
 def _safest(report: dict) -> str:
@@ -222,15 +240,18 @@ def _blindness(report: dict) -> str:
         score = f" ({fixed(reference['score'])})" if reference else ""
         chance = report["assay"].get("chance")
         level = f" of {fixed(chance)}" if known(chance) else ""
-        sample = plural(report["n_clusters"], "example")
+        sample = plural(report["n_clusters"], sample_noun(report))
         return (
             f"on {sample}, the full-precision score{score} is not shown to be above the chance level{level}"
         )
     bits = [
         row["code_bits"] for row in report["settings"] if row["kind"] == "uniform" and known(row["code_bits"])
     ]
-    down = f", down to {bits_text(min(bits))} bits," if bits else ""
-    words = f"no grid point{down} is shown to lose quality (no positive control)"
+    if bits:
+        grid = f"no grid point, down to {bits_text(min(bits))} bits,"
+    else:
+        grid = "no grid point" if cliff_grid(report, None) else "no uniform setting was run, so none"
+    words = f"{grid} is shown to lose quality (no positive control)"
     return words if "assay" in report else f"{words}, or full precision is not shown to be above chance"
 
 
@@ -242,21 +263,38 @@ def _undecided(report: dict) -> str:
             )
         return "It cannot say that any setting is safe until one with fewer levels is seen to collapse"
     rows = [row for row in tested_settings(report) if row["verdict"] == "inconclusive"]
-    if not rows:
-        return "It says nothing about other models, quantizers, tasks or longer prompts than those run"
+    upwards = [row for row in rows if above_margin(report, row)]
+    rows = [row for row in rows if row not in upwards]
+    clauses = []
+    if rows:
+        verb = "holds" if len(rows) == 1 else "hold"
+        clauses.append(f"It cannot say whether {_some(rows)} {verb} ({_sample_words(report, rows)})")
+    if upwards:
+        clauses.append(
+            f"{_some(upwards)} {_differ(len(upwards))} upwards by more than the margin, which no number of "
+            f"{sample_noun(report)}s would make equivalent"
+        )
+    return (
+        "; ".join(clauses)
+        or "It says nothing about other models, quantizers, tasks or longer prompts than those run"
+    )
+
+
+def _some(rows: list[dict]) -> str:
     names = [clean(row["setting"]) for row in rows[:_MOST_NAMED]]
     if len(rows) > _MOST_NAMED:
         names = [*names[: _MOST_NAMED - 1], f"{len(rows) - _MOST_NAMED + 1} more settings"]
-    verb = "holds" if len(rows) == 1 else "hold"
-    return f"It cannot say whether {join(names)} {verb} ({_sample_words(report, rows)})"
+    return join(names)
 
 
 def _sample_words(report: dict, rows: list[dict]) -> str:
-    run = count(report["n_clusters"])
-    needed = [row["n_needed"] for row in rows if known(row["n_needed"])]
-    if not needed:
-        return f"{run} examples were run"
-    if len(needed) < len(rows):
-        return f"about {count(max(needed))} examples would settle {len(needed)} of them; {run} were run"
-    what = "it" if len(rows) == 1 else "all of them"
-    return f"about {count(max(needed))} examples would settle {what}; {run} were run"
+    """How many of what the intervals count would settle ``rows``, and how many the most demanding of them has."""
+    noun = sample_noun(report)
+    needing = [row for row in rows if known(row["n_needed"])]
+    if not needing:
+        return f"{plural(report['n_clusters'], noun)} {'was' if report['n_clusters'] == 1 else 'were'} run"
+    most = max(needing, key=lambda row: row["n_needed"])
+    all_of = "it" if len(rows) == 1 else "all of them"
+    what = all_of if len(needing) == len(rows) else f"{len(needing)} of them"
+    aside = "" if noun == "example" else ", each an example with all its seeds and turns,"
+    return f"about {plural(most['n_needed'], noun)}{aside} would settle {what}; {count(most['n_clusters'])} were run"

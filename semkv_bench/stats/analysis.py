@@ -301,10 +301,11 @@ def _noise_floor(settings: list[dict]) -> dict | None:
 def _warnings(paired: PairedScores) -> list[str]:
     found = []
     whole = len(paired.tasks)
+    noun = "examples" if paired.evidence[:, 0].sum() == whole else "clusters"
     for i, info in enumerate(paired.settings[1:], start=1):
         have = int((~np.isnan(paired.measures["score"][:, i])).sum())
         if have < whole:
-            found.append(f"{info.name} covers {have} of {whole} examples")
+            found.append(f"{info.name} covers {have} of {whole} {noun}")
         if paired.unpaired.get(info.name):
             found.append(f"{info.name}: {paired.unpaired[info.name]} rows without a partner were left out")
     return found

@@ -77,6 +77,27 @@ def test_narrow_task_tables_keep_the_ends_of_the_cliff(report, context):
     assert "more settings per task: see report.md" in tasks
 
 
+def task_columns(report, context, width=80):
+    tasks = shown(report, context, width).split("Tasks (")[1]
+    return next(line for line in tasks.splitlines() if line.startswith("task")).split()[2:]
+
+
+def test_narrow_task_tables_keep_the_operating_point_and_what_is_open(report, context):
+    report["cliff"] |= dict.fromkeys(("lower_bits", "upper_bits", "lower_setting", "upper_setting"))
+    report["cliff"]["status"] = "undetermined"
+    for row in report["settings"][1:]:
+        row["verdict"] = "inconclusive" if row["setting"] in ("affine-L16", "affine-L8") else "degraded"
+    report["operating_point"] = None
+    assert task_columns(report, context)[:3] == ["affine-L16", "affine-L8", "affine-L7"]
+    report["settings"][2]["verdict"] = "degraded"
+    report["settings"][1]["verdict"] = "equivalent"
+    report["operating_point"] = {
+        key: report["settings"][1][key] for key in ("setting", "code_bits", "effective_bits")
+    }
+    report["operating_point"]["compression"] = 3.56
+    assert task_columns(report, context)[:3] == ["affine-L16", "affine-L8", "affine-L7"]
+
+
 def test_columns_that_nobody_measured_are_named(report, context):
     for row in report["settings"]:
         row |= {"kl": None, "runaway_rate": None}

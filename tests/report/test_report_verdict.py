@@ -5,7 +5,9 @@ import math
 import pytest
 
 from semkv_bench.report import headline, limits
-from semkv_bench.report.verdict import confirmation_words
+from semkv_bench.report.content import cards
+from semkv_bench.report.tables import detail_table
+from semkv_bench.report.verdict import cliff_words, confirmation_words
 
 
 def mark(report, verdicts):
@@ -183,6 +185,70 @@ def test_limits_of_many_open_settings_take_the_largest_sample(report):
         "It cannot say whether affine-L16, affine-L8 and 10 more settings hold (about 1,012 examples would "
         "settle all of them; 60 were run); the margin of 0.1 is not known to have been fixed before the "
         "records were made, so its verdicts are exploratory."
+    )
+
+
+def test_sizes_are_clusters_where_examples_have_several_seeds(report):
+    mark(report, "degraded")
+    mark(report, {"affine-L6": "inconclusive"})
+    report |= {"n_examples": 120}
+    assert limits(report).startswith(
+        "It cannot say whether affine-L6 holds (about 240 clusters, each an example with all its seeds and turns, "
+        "would settle it; 60 were run); "
+    )
+    assert "clusters needed" in detail_table(report).titles
+    mark(report, "insensitive")
+    report["assay"] = ASSAY | {"reference_above_chance": False}
+    assert "on 60 clusters, the full-precision score" in headline(report)
+
+
+def test_the_sample_is_that_of_the_setting_that_needs_most(report):
+    mark(report, "degraded")
+    mark(report, {"affine-L6": "inconclusive"})
+    row = next(row for row in report["settings"] if row["setting"] == "affine-L6")
+    row |= {"n_clusters": 20, "n_needed": 30}
+    assert "(about 30 examples would settle it; 20 were run)" in limits(report)
+    assert "examples needed" in detail_table(report).titles
+
+
+def test_a_setting_above_the_margin_is_not_asked_for_more_examples(report):
+    cliff(report, "undetermined")
+    mark(report, "degraded")
+    mark(report, {"affine-L16": "inconclusive", "affine-L6": "inconclusive"})
+    rows = {row["setting"]: row for row in report["settings"]}
+    rows["affine-L16"] |= {"diff": 0.2, "diff_ci": [0.15, 0.25], "n_needed": None}
+    rows["affine-L6"] |= {"diff": 0.2, "n_needed": 240}
+    assert limits(report).startswith(
+        "It cannot say whether affine-L6 holds (about 240 examples would settle it; 60 were run); affine-L16 differs "
+        "upwards by more than the margin, which no number of examples would make equivalent; the margin"
+    )
+    assert "and 2 are undecided (1 differs upwards by more than the margin)" in headline(report)
+    table = detail_table(report)
+    cells = {row[0]: row[table.titles.index("examples needed")] for row in table.rows}
+    assert cells["affine-L16"] == "differs upwards by more than the margin" and cells["affine-L6"] == "240"
+    rows["affine-L6"] |= {"n_needed": None, "diff": 0.05}
+    assert limits(report).startswith(
+        "It cannot say whether affine-L6 holds (60 examples were run); affine-L16"
+    )
+    rows["affine-L6"]["verdict"] = "degraded"
+    assert limits(report).startswith("affine-L16 differs upwards by more than the margin")
+
+
+def test_without_a_uniform_setting_there_is_no_grid_to_count(report):
+    cliff(report, "undetermined")
+    report["settings"] = [row for row in report["settings"] if row["kind"] != "uniform"]
+    assert headline(report).startswith(
+        "The cliff of SmolLM2-135M-Instruct with affine quantization could not be located: no uniform setting was "
+        "run, so there is no grid to look in; "
+    )
+    assert cliff_words(report, None, report["cliff"]).startswith(
+        "not determined, as no uniform setting was run"
+    )
+    assert cards(report)[0].note.startswith("no uniform setting was run")
+    mark(report, "insensitive")
+    report["assay"] = ASSAY
+    assert headline(report).endswith(
+        ": no uniform setting was run, so none is shown to lose quality (no positive control)."
     )
 
 
