@@ -22,6 +22,19 @@ UNIT = ["task", "example_id", "seed", "turn"]
 PLACE = ("record_file", "record_line")  # columns by which the records of a run folder say where they stand
 
 _NEEDED = ("task", "example_id", "setting", "code_bits", "score")
+_COLUMNS = (
+    *_NEEDED,
+    "seed",
+    "turn",
+    "model",
+    "protocol",
+    "quantizer",
+    "kind",
+    "packed_bits",
+    "effective_bits",
+)
+_COLUMNS += ("kl", "top1_agreement", "runaway", "prediction", "new_tokens", "prompt_hash")
+_DELIMITERS = (",", ";", "\t")
 _SAME_BITS = 1e-6
 # Two-level and pruning allocations round to whole tokens, so recorded bits may move a little with the prompt.
 _MIXED_BITS = 0.05
@@ -38,17 +51,17 @@ Where = Callable[[Hashable], str]
 def read_records(path: Path | str, *, model: str | None = None) -> pd.DataFrame:
     """Records of a foreign score file, checked and completed; one row per example, seed, turn and setting.
 
-    The file (.jsonl, .csv or .parquet) needs the columns task, example_id, setting, code_bits and score
-    (0..1); the setting ``full`` is the reference. Absent columns become seed 0, turn 0, kind uniform (full
-    for ``full``), and null; ``code_bits`` of ``full`` may be left out. Ids are compared as text. ``model``
-    keeps the rows of one model, since models are never pooled.
+    The file (.jsonl, .parquet, or .csv with commas, semicolons or tabs) needs the columns task, example_id,
+    setting, code_bits and score (0..1); the setting ``full`` is the reference. Absent columns become seed 0,
+    turn 0, kind uniform (full for ``full``), and null; ``code_bits`` of ``full`` may be left out. Ids are
+    compared as text. ``model`` keeps the rows of one model, since models are never pooled.
 
     Raises:
         MissingError: there is no such file.
         UsageError: the file cannot be used; one line that names the row, column or setting.
     """
     path = Path(path)
-    readers = {".jsonl": _read_jsonl, ".csv": _read_csv, ".parquet": _read_parquet}
+    readers = {".jsonl": _read_jsonl, ".csv": _read_csv, ".tsv": _read_csv, ".parquet": _read_parquet}
     if path.suffix.lower() not in readers:
         raise UsageError(f"{path}: cannot tell the format from its name; use .jsonl, .csv or .parquet")
     if path.is_dir():
@@ -91,15 +104,16 @@ def _read_jsonl(path: Path) -> tuple[pd.DataFrame, Where]:
 
 def _read_csv(path: Path) -> tuple[pd.DataFrame, Where]:
     rows, lines = [], []
+    header: list[str] = []
     with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.reader(file)
+        reader = csv.reader(file, delimiter=_delimiter(next((line for line in file if line.strip()), "")))
+        file.seek(0)
         try:
-            header = [name.strip() for name in next(reader, [])]
-            repeated = sorted({name for name in header if header.count(name) > 1})
-            if repeated:
-                raise UsageError(f"{path}: column {repeated[0]} occurs more than once")
             for row in reader:
-                if not row:
+                if not any(cell.strip() for cell in row):
+                    continue
+                if not header:
+                    header = _header(row, path)
                     continue
                 if len(row) != len(header):
                     raise UsageError(
@@ -111,6 +125,24 @@ def _read_csv(path: Path) -> tuple[pd.DataFrame, Where]:
             raise UsageError(f"{path}, line {reader.line_num}: broken CSV ({error})") from error
     frame = pd.DataFrame(rows, columns=header, dtype=object)
     return frame, lambda i: f"line {lines[i]}"
+
+
+def _delimiter(header: str) -> str:
+    """What separates the names of columns that are known; a comma where nothing tells."""
+
+    def known(delimiter: str) -> int:
+        names = next(csv.reader([header], delimiter=delimiter), [])
+        return sum(_plain(name) in _COLUMNS for name in names)
+
+    return max(_DELIMITERS, key=known)
+
+
+def _header(row: list[str], path: Path) -> list[str]:
+    names = [name.strip() for name in row]
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise UsageError(f"{path}: column {repeated[0]} occurs more than once")
+    return names
 
 
 def _read_parquet(path: Path) -> tuple[pd.DataFrame, Where]:
@@ -133,6 +165,7 @@ def normalize(
 
     Raises UsageError as :func:`read_records`.
     """
+    _check_names(frame, source)
     missing = [name for name in _NEEDED if name not in frame.columns]
     if missing:
         raise UsageError(
@@ -151,6 +184,7 @@ def normalize(
     frame = _one_model(frame, source, model)
     for name in ("task", "example_id", "setting"):
         frame[name] = _texts(frame, name, fail)
+    _check_spelling(frame["setting"], source)
     for name in ("seed", "turn"):
         frame[name] = _whole(frame, name, fail)
     for name in ("code_bits", "packed_bits", "effective_bits", "score", "kl", "top1_agreement"):
@@ -163,6 +197,26 @@ def normalize(
     frame = _complete_bits(frame, source)
     _check_reference(frame, source)
     return frame.sort_values([*UNIT, "setting"], kind="stable").reset_index(drop=True)
+
+
+def _plain(name: object) -> str:
+    return str(name).strip().lower().replace(" ", "_").replace("-", "_")
+
+
+def _check_names(frame: pd.DataFrame, source: str) -> None:
+    """A column that is known under another spelling would go unread."""
+    for name in frame.columns:
+        meant = _plain(name)
+        if name != meant and meant in _COLUMNS and meant not in frame.columns:
+            raise UsageError(f"{source}: column {name} must be called {meant}, in lower case")
+
+
+def _check_spelling(settings: pd.Series, source: str) -> None:
+    meant = [name for name in settings.unique() if _plain(name) == REFERENCE]
+    if meant and REFERENCE not in meant:
+        raise UsageError(
+            f"{source}: the setting {meant[0]}, the reference, must be called {REFERENCE}, in lower case"
+        )
 
 
 class _Complaint:
@@ -217,10 +271,15 @@ def _numbers(frame: pd.DataFrame, name: str, fail: _Complaint) -> pd.Series:
     raw = frame[name]
     parsed = pd.Series([as_number(value) for value in raw], index=frame.index, dtype=object)
     wrong = parsed.map(lambda value: value is None).astype(bool)
-    fail(wrong, lambda i: f"{name} {short(raw[i])} is not a number")
+    fail(wrong, lambda i: _not_a_number(name, raw[i]))
     numbers = parsed.astype(float)
     fail(np.isinf(numbers), lambda i: f"{name} {short(raw[i])} is not finite")
     return numbers
+
+
+def _not_a_number(name: str, value: object) -> str:
+    point = isinstance(value, str) and as_number(value.replace(",", ".")) is not None
+    return f"{name} {short(value)} is not a number" + ("; write it with a decimal point" if point else "")
 
 
 def _whole(frame: pd.DataFrame, name: str, fail: _Complaint) -> pd.Series:

@@ -212,6 +212,55 @@ def test_same_names_under_two_quantizers(tmp_path):
         read_records(write(tmp_path, both, ".csv"))
 
 
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+@pytest.mark.parametrize("before", ["", "\n", "  \n\n", "\ufeff"])
+def test_separated_values_are_read_by_what_separates_the_columns(tmp_path, delimiter, before):
+    path = tmp_path / "scores.csv"
+    path.write_text(
+        before + frame(prediction="a,b;c").to_csv(index=False, sep=delimiter) + delimiter * 5 + "\n"
+    )
+    records = read_records(path)
+    assert len(records) == 4 and set(records["prediction"]) == {"a,b;c"}
+
+
+def test_lines_are_counted_with_a_blank_first_one(tmp_path):
+    path = tmp_path / "scores.tsv"
+    path.write_text("\n" + bad(put(2, "score", 1.5)).to_csv(index=False, sep="\t"))
+    with pytest.raises(UsageError, match=r"line 5: score 1\.5"):
+        read_records(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.rename(columns={"task": "Task"}), "column Task must be called task, in lower case"),
+        (
+            lambda t: t.rename(columns={"example_id": "Example ID"}),
+            "column Example ID must be called example_id",
+        ),
+        (lambda t: t.assign(Seed=1), "column Seed must be called seed"),
+        (lambda t: t.assign(KL=0.1), "column KL must be called kl"),
+        (
+            lambda t: t.replace("full", "Full"),
+            "the setting Full, the reference, must be called full, in lower case",
+        ),
+        (
+            lambda t: t.replace("full", "FULL").assign(code_bits=[None, None, 2, 2]),
+            "the setting FULL, the reference, must be called full",
+        ),
+        (lambda t: t.assign(score="0,5"), r"score '0,5' is not a number; write it with a decimal point"),
+    ],
+)
+def test_other_spellings_are_told_what_to_change(tmp_path, change, message):
+    with pytest.raises(UsageError, match=message) as caught:
+        read_records(write(tmp_path, change(frame()), ".csv"))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_column_of_ones_own_may_differ_in_case_from_a_known_one():
+    assert len(normalize(frame(seed=0, Seed="x", Remark="y"))) == 4
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
