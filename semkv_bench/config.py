@@ -136,6 +136,9 @@ _SCHEMAS = {
 }
 
 
+_EXAMPLES = {"looks": "[40,80,120]", "context": "[8192,32768]"}
+
+
 def conf_dir() -> Path:
     """Folder of the Hydra groups: inside the installed package, or at the top of a source tree."""
     package = Path(semkv_bench.__file__).resolve().parent
@@ -202,6 +205,7 @@ def check_config(name: str, composed: DictConfig) -> DictConfig:
                 raise UsageError(f"{name} judges whole sweeps; leave shard out")
             if typed.fresh:
                 raise UsageError("fresh=true would give every shard a folder; name a new one by out=DIR")
+        _check_prompts(typed)
         if typed.get("fresh") and typed.out is not None and name != "regress":
             raise UsageError(
                 "fresh=true names a new folder by itself; leave one of fresh=true and out=... out"
@@ -209,6 +213,15 @@ def check_config(name: str, composed: DictConfig) -> DictConfig:
         return typed
     except OmegaConfBaseException as error:
         raise UsageError(_in_one_line(error)) from error
+
+
+def _check_prompts(config: DictConfig) -> None:
+    """A task that takes ``prompts`` checks it; what another is given would have no effect."""
+    wording = config.get("prompts", "auto")
+    if wording not in ("auto", "own") and "prompts" not in config.task:
+        raise UsageError(
+            f"prompts={wording} has no effect on this task, which writes its prompts itself; leave it out"
+        )
 
 
 def check_sweeps(name: str, overrides: Sequence[str]) -> list[DictConfig]:
@@ -313,7 +326,7 @@ def _in_one_line(error: BaseException) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     key = next((line.partition(":")[2].strip() for line in lines if line.startswith("full_key:")), "")
     if "is not a ListConfig" in text:
-        return f"{key} must be a list, for example {key}=[0]"
+        return f"{key} must be a list, for example {key}={_EXAMPLES.get(key.rpartition('.')[2], '[0]')}"
     noise = (
         "full_key:",
         "object_type=",

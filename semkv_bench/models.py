@@ -130,7 +130,7 @@ class PretrainedModel:
     @property
     def name(self) -> str:
         """Name for records and reports: the label, else the hub name, the folder's, or the file's without ending."""
-        if self.label or not self._local:
+        if self.label or not self.local:
             return self.label or self.path
         path = Path(os.path.abspath(Path(self.path).expanduser()))
         # A dot in a folder's name is part of a version: Qwen2.5-7B-Instruct.
@@ -178,8 +178,14 @@ class PretrainedModel:
         return LoadedModel(model, self.tokenizer(), self.name, revision)
 
     @property
-    def _local(self) -> bool:
+    def local(self) -> bool:
+        """Is it given by a file or folder that is there?"""
         return Path(self.path).expanduser().exists()
+
+    def check_place(self) -> None:
+        """Raise MissingError for a path that is no hub name and leads nowhere."""
+        if not self.local and (self.path.startswith((".", "/", "~")) or self.path.count("/") > 1):
+            raise MissingError(f"model.path={self.path} does not exist")
 
     def _location(self) -> dict[str, Any]:
         path = Path(self.path).expanduser()
@@ -191,8 +197,7 @@ class PretrainedModel:
             return {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
         if path.is_dir():
             return {"pretrained_model_name_or_path": str(path)}
-        if self.path.startswith((".", "/", "~")) or self.path.count("/") > 1:
-            raise MissingError(f"model.path={self.path} does not exist")
+        self.check_place()
         return {
             "pretrained_model_name_or_path": self.path,
             "revision": self.revision or "main",
@@ -212,7 +217,7 @@ class PretrainedModel:
             ) from error
         except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
             reason = _first_line(error)
-            if self._local:
+            if self.local:
                 raise MissingError(f"cannot load the model in {self.path}: {reason}") from error
             raise MissingError(
                 f"cannot load {self.path} from the hub and no copy is here ({reason}); fetch it on a machine with "

@@ -126,7 +126,7 @@ def _memory_line(memory: Memory) -> str:
 
 def _time_line(duration: Duration | None) -> str:
     if duration is None:
-        return f"time: not known for this machine; {_CALIBRATE}"
+        return f"time: not known for a model of this size on this machine; {_CALIBRATE}"
     return (
         f"time: {_human_time(duration.least)} if every answer ends at once, {_human_time(duration.most)} if all run to "
         f"their limit; measured with {duration.basis}"

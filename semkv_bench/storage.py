@@ -7,12 +7,23 @@ from rich.console import Console
 from rich.table import Table
 
 from semkv_bench.config import build
-from semkv_bench.errors import UsageError
+from semkv_bench.errors import MissingError, UsageError
 from semkv_bench.models import ModelShape
 from semkv_bench.plan import quantizers
+from semkv_bench.published import published
 from semkv_bench.settings import FULL, Setting, uniform_settings
 
-__all__ = ["cache_bytes", "human_bytes", "show_storage", "storage_rows"]
+__all__ = [
+    "CONFIGURATION",
+    "PUBLICATION",
+    "cache_bytes",
+    "human_bytes",
+    "published_words",
+    "show_storage",
+    "storage_rows",
+]
+
+CONFIGURATION, PUBLICATION = "configuration", "publication"
 
 _HEAD_DIM = 128
 
@@ -30,9 +41,10 @@ def cache_bytes(setting: Setting, shape: ModelShape, tokens: int) -> int:
 def storage_rows(config: DictConfig) -> list[dict[str, Any]]:
     """One row per setting: code, packed and effective bits, compression, and cache bytes where a model is given.
 
-    The allocation's own settings where it has any, else the uniform grid.
+    The allocation's own settings where it has any, else the uniform grid. ``shape_from`` of a model's row says
+    whether its shape is from its ``configuration`` or, where that cannot be had, from its ``publication``.
     """
-    shape = None if config.model is None else build(config.model, "model").shape()
+    shape, origin = (None, None) if config.model is None else _shape(config.model)
     if config.head_dim is not None and config.head_dim < 1:
         raise UsageError(f"head_dim={config.head_dim} must be a whole number of at least 1")
     if any(tokens < 1 for tokens in config.context):
@@ -42,7 +54,8 @@ def storage_rows(config: DictConfig) -> list[dict[str, Any]]:
         raise UsageError(
             f"head_dim={config.head_dim} is not the model's, which is {shape.head_dim}; leave one out"
         )
-    return [_row(setting, head_dim, shape, list(config.context)) for setting in _settings(config, head_dim)]
+    rows = [_row(setting, head_dim, shape, list(config.context)) for setting in _settings(config, head_dim)]
+    return rows if origin is None else [{**row, "shape_from": origin} for row in rows]
 
 
 def show_storage(rows: list[dict[str, Any]], console: Console) -> None:
@@ -68,6 +81,37 @@ def show_storage(rows: list[dict[str, Any]], console: Console) -> None:
         sizes = [human_bytes(row["cache_bytes"][tokens]) for tokens in contexts]
         table.add_row(row["setting"], *cells, f"{row['compression']:.2f}x", *sizes)
     console.print(table)
+    if rows[0].get("shape_from") == PUBLICATION:
+        console.print(
+            "The model's configuration is not here: its shape is the one published.", highlight=False
+        )
+
+
+def published_words(node: DictConfig) -> str:
+    """What can be said of the memory of a model whose files are not here; empty where they are, or nothing can."""
+    source = build(node, "model")
+    try:
+        _, origin = _shape(node)
+    except MissingError:
+        return ""
+    if origin == CONFIGURATION:
+        return ""
+    known = published(source)
+    token = human_bytes(cache_bytes(FULL, known.shape, 1))
+    return (
+        f"; as published, its weights take {human_bytes(2 * known.parameters)} in 16 bits and each row of its cache "
+        f"{token} a token (see semkv-bench storage)"
+    )
+
+
+def _shape(node: DictConfig) -> tuple[ModelShape, str]:
+    source = build(node, "model")
+    try:
+        return source.shape(), CONFIGURATION
+    except MissingError:
+        if (known := published(source)) is None:
+            raise
+        return known.shape, PUBLICATION
 
 
 def _settings(config: DictConfig, head_dim: int) -> list[Setting]:

@@ -23,6 +23,7 @@ from semkv_bench.tasks import Example
 __all__ = ["Calibration", "Duration", "calibrate", "estimate_time", "stored_calibrations"]
 
 _STEPS = 8
+_FARTHEST = 3.0  # times the size of the model that was measured
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,11 @@ def machine(device: torch.device) -> str:
 
 
 def estimate_time(plan: Plan, weights: Weights, batch_rows: int) -> Duration | None:
-    """From the calibration of this machine with this model, or else with the one nearest in size; None without any."""
+    """From the calibration of this machine with this model, or else with the one nearest in size.
+
+    None without any, and where the nearest is so much smaller or larger that its times say nothing: the parts of a
+    sweep grow with the size of a model each in its own way.
+    """
     where = machine(target_device(plan.source.device_map))
     here = [entry for entry in stored_calibrations() if entry.machine == where]
     if not here:
@@ -124,6 +129,8 @@ def estimate_time(plan: Plan, weights: Weights, batch_rows: int) -> Duration | N
     own = [entry for entry in here if entry.model == plan.source.name]
     nearest = min(own or here, key=lambda entry: abs(math.log(entry.parameters / weights.parameters)))
     factor = 1.0 if own else weights.parameters / nearest.parameters
+    if not 1 / _FARTHEST <= factor <= _FARTHEST:
+        return None
     least = sum(_seconds(plan, nearest, example, batch_rows, least=True) for example in _distinct(plan))
     most = sum(_seconds(plan, nearest, example, batch_rows, least=False) for example in _distinct(plan))
     alone = min(plan.engine.noise_examples, len(plan.share)) * nearest.step

@@ -83,6 +83,41 @@ def test_the_embedded_model_where_it_is(smollm2, capsys):
     assert entry["shape_from"] == "configuration" and entry["size_bytes"] > 50_000_000
 
 
+@pytest.mark.parametrize("path", ["/nope", "./nope", "~/nope", "a/b/nope"])
+def test_a_path_that_leads_nowhere_is_no_model_to_fetch(path, bare, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["models", f"model.path={path}"]) == 3
+    out, err = capsys.readouterr()
+    assert err == f"semkv-bench: model.path={path} does not exist\n" and not out
+    assert _entries(capsys, "model.path=org/name")["custom"]["fetch"] == "hf download org/name"
+
+
+def test_storage_falls_back_on_what_is_published_and_says_so(bare, monkeypatch, local_folder, capsys):
+    monkeypatch.setattr("semkv_bench.models.hub_reachable", lambda: False)
+    storage = ["storage", "model=llama31", "grid.levels=[4]", "context=[1024]"]
+    assert main([*storage, "--json"]) == 0
+    row = json.loads(capsys.readouterr().out)
+    # 1,024 tokens at 128 KiB; affine at L=4 takes 2.25 bits of 16.
+    assert row["full_bytes"] == {"1024": 128 * 2**20} and row["cache_bytes"] == {"1024": 18 * 2**20}
+    assert row["shape_from"] == "publication" and row["head_dim"] == 128
+    assert main(storage) == 0
+    assert "its shape is the one published" in capsys.readouterr().out
+    custom = [*storage[:1], "model=custom", f"model.path={local_folder}", *storage[2:]]
+    assert main([*custom, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["shape_from"] == "configuration"
+    assert main(["storage", "model=custom", "model.path=org/unheard-of"]) == 3
+
+
+def test_a_plan_without_the_model_tells_what_is_published(bare, monkeypatch, capsys):
+    monkeypatch.setattr("semkv_bench.models.hub_reachable", lambda: False)
+    assert main(["plan", "model=llama31"]) == 3
+    err = capsys.readouterr().err
+    # 2 bytes for each of 8,030,261,248 parameters.
+    assert "weights take 15 GiB" in err and "128 KiB a token" in err and len(err.strip().splitlines()) == 1
+    assert main(["plan", "model=custom", "model.path=org/unheard-of"]) == 3
+    assert "as published" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from io import StringIO
 
 import pandas as pd
 import pytest
@@ -14,6 +15,7 @@ import yaml
 
 from semkv_bench import cli
 from semkv_bench.cli import main
+from semkv_bench.console import LastingConsole
 from semkv_bench.records import read_run
 from semkv_bench.sweep import newest_run
 
@@ -414,6 +416,23 @@ def test_a_report_does_not_depend_on_what_only_describes(run, tmp_path, name, co
     if content is not None:
         (damaged / name).write_text(content)
     assert main(["cliff-report", f"run={damaged}"]) == 0
+
+
+@pytest.mark.parametrize("command", [[], *([name] for name in cli._COMMANDS)])
+def test_help_fits_a_terminal_of_80_columns(command, monkeypatch):
+    shown = StringIO()
+    monkeypatch.setattr(cli, "_out", LastingConsole(file=shown, force_terminal=True, width=80))
+    assert main([*command, "--help"]) == 0
+    assert max(map(len, shown.getvalue().splitlines())) <= 80 and shown.getvalue().count("\n") > 2
+
+
+def test_what_is_folded_goes_on_below_its_column():
+    line = "  out: null        # run folder; null names one of its own under results/runs, by time and hash"
+    first, second = cli._wrapped(line, 80).splitlines()
+    assert len(first) <= 80 and second.startswith(" " * line.index("run folder")) and second.strip()
+    first, second = cli._wrapped(f"  experiment: {', '.join(['paper/affine_uniform'] * 5)}", 80).splitlines()
+    assert len(first) <= 80 and second.startswith("    paper/")
+    assert cli._wrapped("", 80) == "" and cli._wrapped("  grid: a", 80) == "  grid: a"
 
 
 @pytest.mark.parametrize("content", [b": [", b"\xff\xfe", b"", b"[]"])

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from semkv_bench.cli import _path_as_given
 from semkv_bench.config import build, check_sweeps, choices, compose_config, conf_dir
 from semkv_bench.errors import UsageError
-from semkv_bench.plan import planned_settings
+from semkv_bench.plan import planned_settings, stats_options
 
 GROUPS = choices("sweep")
 
@@ -39,7 +39,10 @@ def test_every_shipped_choice_composes(group, choice):
         (["stats.margin=wide"], "stats.margin: Value 'wide'"),
         (["engine.max_rows=x"], "engine.max_rows"),
         (["model=custom"], "model.path must be given"),
-        (["seeds=3"], "seeds"),
+        (["seeds=3"], "seeds must be a list, for example seeds=[0]"),
+        (["stats.looks=abc"], "stats.looks must be a list, for example stats.looks=[40,80,120]"),
+        (["prompts=official"], "prompts=official has no effect on this task"),
+        (["prompts=foo", "task=longform"], "prompts=foo has no effect on this task"),
     ],
 )
 def test_bad_overrides_are_one_clear_line(overrides, told):
@@ -66,6 +69,26 @@ def test_bad_overrides_are_one_clear_line(overrides, told):
 def test_bad_settings_are_one_clear_line(overrides, told):
     with pytest.raises(UsageError, match=told.replace("[", r"\[").replace(".", r"\.")):
         planned_settings(compose_config("sweep", overrides))
+
+
+def test_the_example_of_looks_is_taken():
+    assert stats_options(compose_config("sweep", ["stats.looks=[40,80,120]"])).looks == (40, 80, 120)
+
+
+def test_prompts_are_checked_by_the_task_that_takes_them():
+    for wording in ("auto", "official", "own"):
+        assert compose_config("sweep", ["task=longbench", f"prompts={wording}"]).task.prompts == wording
+    assert compose_config("sweep", ["prompts=own"]).prompts == "own"
+    with pytest.raises(UsageError, match="prompts=foo is not known; choose from auto, official, own"):
+        build(compose_config("sweep", ["task=longbench_multiturn", "prompts=foo"]).task, "task")
+
+
+@pytest.mark.parametrize("protocol", ["generation", "multiturn"])
+@pytest.mark.parametrize("override", ["protocol.block=0", "protocol.parts=half"])
+def test_what_a_protocol_cannot_be_is_named_by_its_key(protocol, override):
+    config = compose_config("sweep", [f"protocol={protocol}", override])
+    with pytest.raises(UsageError, match=f"^{override} "):
+        build(config.protocol, "protocol")
 
 
 def test_numbers_in_scientific_notation_are_numbers():

@@ -110,6 +110,14 @@ def test_another_model_is_scaled_by_its_size_and_says_so(calibrated):
     assert double.most == pytest.approx(2 * own.most) and "scaled by 2" in double.basis
 
 
+@pytest.mark.parametrize(("parameters", "known"), [(3000, True), (3001, False), (334, True), (333, False)])
+def test_a_model_of_another_size_altogether_is_not_guessed_at(parameters, known, calibrated):
+    other = Plan(**{**_plan().__dict__, "source": PretrainedModel("org/n", device_map="cpu")})
+    found = estimate_time(other, Weights(parameters, 2, 8, 16, 50), 3)
+    assert (found is not None) == known
+    assert estimate_time(_plan(), Weights(parameters, 2, 8, 16, 50), 3) is not None
+
+
 def test_a_shard_and_copied_repeats_cost_less(calibrated):
     same = [Example("t", "0", seed, tuple(range(100)), ("x",), 20) for seed in range(3)]
     once = estimate_time(_plan(tuple(same[:1]), noise_examples=0), WEIGHTS, 3)

@@ -118,9 +118,10 @@ def test_without_a_baseline_nothing_is_run(local_folder, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("override", "told"),
     [
-        ("task.length=310", "differs from the baseline in task"),
+        ("task.length=310", "differs from the baseline in task (task.length: 300 there, 310 here);"),
         ("stats.margin=0.2", "differs from the baseline in stats"),
-        ("quantizer.group_size=8", "differs from the baseline in quantizer"),
+        ("quantizer.group_size=8", "(quantizer.group_size: None there, 8 here);"),
+        ("grid.key_levels=[16,6,4,16]", "(grid: ['affine-L3'] there, ['affine-K4V3'] here);"),
         ("quantizer=turboquant", "differs from the baseline in quantizer, grid"),
         ("engine.temperature=1", "differs from the baseline in engine"),
         ("model.label=another", "differs from the baseline in model"),

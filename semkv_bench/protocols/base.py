@@ -11,7 +11,15 @@ from semkv_bench.importance.tail import check_tail
 from semkv_bench.settings import Setting
 from semkv_bench.tasks import Example
 
-__all__ = ["Protocol"]
+__all__ = ["Protocol", "check_rule"]
+
+
+def check_rule(parts: str, block: int) -> None:
+    """Raise UsageError, naming the key, for a rule that there is not."""
+    try:
+        Blocks(parts, block)
+    except UsageError as error:
+        raise UsageError(f"protocol.{error}") from None
 
 
 class Protocol(ABC):

@@ -6,7 +6,7 @@ from typing import Any
 
 from semkv_bench.blocks import Blocks
 from semkv_bench.errors import UsageError
-from semkv_bench.protocols.base import Protocol
+from semkv_bench.protocols.base import Protocol, check_rule
 from semkv_bench.settings import Setting
 from semkv_bench.tasks import Example
 
@@ -31,7 +31,7 @@ class Generation(Protocol):
     block: int = 32
 
     def __post_init__(self) -> None:
-        Blocks(self.parts, self.block)
+        check_rule(self.parts, self.block)
 
     @property
     def name(self) -> str:

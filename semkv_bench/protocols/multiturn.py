@@ -6,7 +6,7 @@ from typing import Any
 
 from semkv_bench.blocks import Blocks
 from semkv_bench.errors import UsageError
-from semkv_bench.protocols.base import Protocol
+from semkv_bench.protocols.base import Protocol, check_rule
 from semkv_bench.settings import Setting
 from semkv_bench.tasks import Example
 
@@ -30,7 +30,7 @@ class MultiTurn(Protocol):
     parts: str = "both"
 
     def __post_init__(self) -> None:
-        Blocks(self.parts, self.block)
+        check_rule(self.parts, self.block)
         if self.history not in _HISTORIES:
             raise UsageError(
                 f"protocol.history={self.history} is not known; choose from {', '.join(_HISTORIES)}"

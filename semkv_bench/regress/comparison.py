@@ -7,7 +7,7 @@ adjustment, so that an unchanged tree is called changed with a probability of at
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -34,6 +34,9 @@ KL_FLOOR = 1e-5  # nats, added before logarithms: far below any quantized settin
 FIGURES = ("code_bits", "packed_bits", "effective_bits")
 MIN_SEEDS = 4
 _SAME_FIGURE = 1e-9
+_TOLD = 4
+_BRIEF = 60
+_ABSENT = "nothing"
 
 
 @dataclass(frozen=True)
@@ -113,10 +116,12 @@ def require_comparable(old: Snapshot, new_identity: dict, what: str) -> None:
     """Raise UsageError, naming what differs, unless the baseline ``old`` is of the same model and protocol."""
     different = [name for name, value in old.identity.items() if new_identity.get(name) != value]
     if different:
-        short = "; ".join(
-            f"{name}: {_brief(old.identity[name])} there, {_brief(new_identity.get(name))} here"
-            for name in different[:2]
-        )
+        leaves = [
+            f"{key}: {there} there, {here} here"
+            for name in different
+            for key, there, here in _leaves(name, old.identity[name], new_identity.get(name))
+        ]
+        short = "; ".join(leaves[:_TOLD]) + (f"; and {len(leaves) - _TOLD} more" if leaves[_TOLD:] else "")
         raise UsageError(
             f"{what} differs from the baseline in {', '.join(different)} ({short}); compare like with like, "
             "choose another baseline=FILE, or write a new one with --update"
@@ -428,9 +433,27 @@ def _listed(names: Sequence[str], most: int = 4) -> str:
     return ", ".join(names[:most]) + more
 
 
-def _brief(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+def _leaves(key: str, there: object, here: object) -> Iterator[tuple[str, str, str]]:
+    """Where two values differ: the key of each part, and what stands on both sides, in short."""
+    if isinstance(there, Mapping) and isinstance(here, Mapping):
+        for name in dict.fromkeys([*there, *here]):
+            if there.get(name, _ABSENT) != here.get(name, _ABSENT):
+                yield from _leaves(f"{key}.{name}", there.get(name, _ABSENT), here.get(name, _ABSENT))
+        return
+    if isinstance(there, list) and isinstance(here, list):
+        alone = [[entry for entry in a if entry not in b] for a, b in ((there, here), (here, there))]
+        # Of long lists with little between them, that little; of the same entries in another order, the lists.
+        there, here = alone if any(alone) else (there, here)
+    texts = str(there), str(here)
+    # What both begin with says nothing.
+    alike = next((i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), min(map(len, texts)))
+    start = max(0, alike - 20) if max(map(len, texts)) > _BRIEF else 0
+    yield key, *(_brief(text, start) for text in texts)
+
+
+def _brief(text: str, start: int) -> str:
+    cut = ("..." if start else "") + text[start:]
+    return cut if len(cut) <= _BRIEF else cut[: _BRIEF - 3] + "..."
 
 
 def _times(ratio: float) -> str:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from semkv_bench.errors import UsageError
-from semkv_bench.regress.comparison import JudgeOptions, compare
+from semkv_bench.regress.comparison import JudgeOptions, compare, require_comparable
 from semkv_bench.regress.snapshot import Snapshot, read_baseline, settle, write_baseline
 
 BITS = {"full": 16.0, "affine-L8": 3.0, "affine-L4": 2.0, "affine-L2": 1.0}
@@ -230,3 +230,30 @@ def test_what_reads_differently_by_chance_is_a_note():
 def test_another_model_is_not_compared():
     with pytest.raises(UsageError, match=r"differs from the baseline in model \(model: m there, n here\)"):
         compare(_snapshot(), _snapshot(identity={**_snapshot().identity, "model": "n"}), OPTIONS)
+
+
+LONG = "x" * 90
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "told"),
+    [
+        ({"a": 1, "length": 300}, {"a": 1, "length": 650}, "task.length: 300 there, 650 here"),
+        ({"a": {"b": {"c": 1}}}, {"a": {"b": {"c": 2}}}, "task.a.b.c: 1 there, 2 here"),
+        ({"a": 1}, {"b": 2}, "task.a: 1 there, nothing here; task.b: nothing there, 2 here"),
+        ({"a": 1}, None, "task: {'a': 1} there, None here"),
+        ([*range(50), 60], [*range(50), 70], "task: [60] there, [70] here"),
+        ([1, 2], [2, 1], "task: [1, 2] there, [2, 1] here"),
+        (f"{LONG}a", f"{LONG}b", f"task: ...{'x' * 20}a there, ...{'x' * 20}b here"),
+        (
+            dict.fromkeys("abcdef", 1),
+            dict.fromkeys("abcdef", 2),
+            "; task.d: 1 there, 2 here; and 2 more",
+        ),
+    ],
+)
+def test_of_what_differs_the_differing_part_is_shown(there, here, told):
+    old = _snapshot(identity={"model": "m", "task": there})
+    with pytest.raises(UsageError) as raised:
+        require_comparable(old, {"model": "m", "task": here}, "this run")
+    assert f"{told});" in str(raised.value)
