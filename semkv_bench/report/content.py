@@ -9,6 +9,7 @@ from semkv_bench.report.access import (
     cliffs_of,
     reference_row,
     repeats_of_reference,
+    sample_noun,
     tested_settings,
 )
 from semkv_bench.report.formatting import (
@@ -84,9 +85,8 @@ def cards(report: dict) -> list[Card]:
     turns = report.get("n_turns") or 1
     if turns > 1:
         evidence += f", up to {turns} turns each"
-    made.append(
-        Card("Paired answers" if turns > 1 else "Paired examples", count(report["n_examples"]), evidence)
-    )
+    what = "Paired examples" if sample_noun(report) == "example" else "Paired answers"
+    made.append(Card(what, count(report["n_examples"]), evidence))
     when = "fixed before the run" if report["preregistered"] else "not known to be fixed before the run"
     made.append(Card("Margin", f"{report['margin']:g}", f"{when}; alpha {report['alpha']:g}"))
     return made

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from semkv_bench.report.access import cliffs_of, compared_settings, telling_settings
+from semkv_bench.report.access import cliffs_of, compared_settings, sample_noun, telling_settings
 from semkv_bench.report.content import incomplete, remarks
 from semkv_bench.report.formatting import DASH, clean, fixed, known, plain_data, plural, signed
 from semkv_bench.report.sections import sections
@@ -81,7 +81,7 @@ def show_table(table: Table, console: Console, title: str) -> None:
 
 def _sample_words(report: dict, context: dict) -> str:
     sizes = [
-        (report["n_examples"], "answer" if (report.get("n_turns") or 1) > 1 else "example"),
+        (report["n_examples"], "example" if sample_noun(report) == "example" else "answer"),
         (report["n_clusters"], "cluster"),
         (len(report["tasks"]), "task"),
     ]

@@ -197,6 +197,7 @@ def test_sizes_are_clusters_where_examples_have_several_seeds(report):
         "would settle it; 60 were run); "
     )
     assert "clusters needed" in detail_table(report).titles
+    assert "Paired answers" in [card.title for card in cards(report)]
     mark(report, "insensitive")
     report["assay"] = ASSAY | {"reference_above_chance": False}
     assert "on 60 clusters, the full-precision score" in headline(report)
