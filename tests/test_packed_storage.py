@@ -1,0 +1,204 @@
+"""Bytes of the packed cache, and what it refuses."""
+
+import copy
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+from packed_caches import (
+    AFFINE,
+    L3,
+    T4,
+    TURBO,
+    append_to,
+    greedy,
+    mixes,
+    open_then_coded,
+    small_config,
+    some_ids,
+    some_states,
+    swept,
+)
+
+from semkv_bench import SemKVCache
+from semkv_bench.allocation import TwoLevel
+from semkv_bench.errors import SemkvError, UsageError
+from semkv_bench.quantizers import Affine, NonFiniteError, TurboQuantProd, TurboQuantSplit
+from semkv_bench.settings import FULL, Coded, Pruned, Setting, uniform_settings
+
+# Storage
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("quantizer", [AFFINE, TURBO, Affine(group_size=32)], ids=lambda q: str(q))
+@pytest.mark.parametrize("levels", [2, 3, 4, 5, 6, 7, 8, 16])
+def test_uniform_buffers_are_as_large_as_predicted(head_dim, quantizer, levels):
+    (setting,) = uniform_settings(quantizer, quantizer, [levels])
+    _check_size(setting, head_dim)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(
+    ("high", "low", "fraction"), [(6, 5, 0.25), (4, 3, 0.75), (16, 2, 0.5), (7, 3, 0.125)]
+)
+@pytest.mark.parametrize("quantizer", [AFFINE, TURBO], ids=lambda q: q.name)
+def test_mixed_buffers_are_as_large_as_predicted(head_dim, high, low, fraction, quantizer):
+    (setting,) = mixes("key_norm", "shared", high, low, fraction, quantizer)
+    _check_size(setting, head_dim)
+
+
+def _check_size(setting, head_dim):
+    cache = SemKVCache(small_config(heads=4, head_dim=head_dim), setting, parts="both")
+    open_then_coded(cache, 128, heads=4, head_dim=head_dim)
+    measured = sum(p.nbytes for p in _buffers(cache))
+    assert cache.nbytes.packed == measured
+    values = 2 * 2 * 4 * 128 * head_dim
+    expected = setting.storage(head_dim).effective_bits
+    assert 8 * measured / values == pytest.approx(expected, rel=0.005)
+    assert cache.effective_bits() == pytest.approx(expected, rel=0.005)
+
+
+def _buffers(cache):
+    """Every tensor behind coded tokens, once."""
+    found = {}
+    for layer in cache.layers:
+        for side in layer.sides:
+            for packed in side.rows[0]:
+                tensors = [packed.words, packed.scale, packed.zero]
+                tensors += [packed.layout.token_class, packed.layout.block_start]
+                found |= {t.data_ptr(): t for t in tensors if t is not None and t.nbytes}
+                # The level counts of the classes, as one byte each.
+                found[id(packed.layout)] = torch.zeros(len(packed.layout.class_levels), dtype=torch.uint8)
+    return found.values()
+
+
+def test_paper_storage_figures():
+    """Measured on buffers: 25 % at 6 and 75 % at 5 levels affine is 2.65 bits, TurboQuant 4/3 at 75 % is 2.025."""
+    for setting, bits in (
+        (mixes("key_norm", "shared", 6, 5, 0.25, AFFINE)[0], 2.65),
+        (mixes("key_norm", "shared", 4, 3, 0.75, TURBO)[0], 2.025),
+    ):
+        cache = SemKVCache(small_config(layers=8, heads=8, head_dim=128), setting, parts="both")
+        open_then_coded(cache, 256, heads=8, head_dim=128)
+        assert cache.effective_bits() == pytest.approx(bits, rel=0.005)
+
+
+def test_nbytes_by_part(tiny):
+    cache = SemKVCache(tiny.model.config, L3)
+    greedy(tiny, cache, some_ids(130), new=6)
+    layers, part = len(tiny.shape.quantized_layers), cache.nbytes
+    # 129 tokens of 2 heads: 16 values in 5-digit groups of 8 bits a head and class, whole blocks at a time.
+    block_words = [math.ceil(2 * math.ceil(n * 16 / 5) * 8 / 32) for n in (64, 64, 1)]
+    assert part.codes == layers * 2 * sum(block_words) * 4
+    assert part.metadata == layers * 2 * 2 * 129 * 2 * 2
+    assert part.layout == 4 * 4 + 1  # one layout for all layers, keys and values
+    assert part.open == layers * 2 * 2 * 8 * 16 * 4
+    assert (part.sliding > 0) == (layers < 3)
+    assert part.total == part.packed + part.open + part.sliding
+    one_layer = 2 * 2 * 16 * 4 * 192
+    assert 0 < cache.workspace_nbytes <= one_layer
+
+
+def test_uncoded_side_stays_in_the_models_type():
+    (setting,) = uniform_settings(AFFINE, AFFINE, [4], value_levels="full")
+    cache = SemKVCache(small_config(), setting, parts="both")
+    append_to(cache, [x.bfloat16() for x in some_states(1)])
+    append_to(cache, [x.bfloat16() for x in some_states(128)])
+    append_to(cache, [x.bfloat16() for x in some_states(1)])
+    assert cache.effective_bits() == pytest.approx(setting.storage(64).effective_bits, rel=0.005)
+    values = cache.layers[0].sides[1]
+    assert values.opened == 130 and values.buffer.dtype == torch.bfloat16
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("setting", "options", "message"),
+    [
+        (FULL, {}, "DynamicCache"),
+        (Pruned().settings(AFFINE, AFFINE)[0], {}, "deletes"),
+        (uniform_settings(AFFINE, AFFINE, [17])[0], {}, "16 levels"),
+        (uniform_settings(TurboQuantSplit(), TurboQuantSplit(), [4])[0], {}, "turboquant_split"),
+        (uniform_settings(TurboQuantProd(), TURBO, [4])[0], {}, "turboquant_prod"),
+        (uniform_settings(Affine(group_size=24), AFFINE, [4])[0], {}, "legal sizes"),
+        (mixes("surprisal", "shared")[0], {}, "key_norm, random, recency, value_norm"),
+        (L3, {"parts": "all"}, "prompt, generated, both"),
+        (mixes("hidden_drift", "shared")[0], {"parts": "generated"}, "parts='prompt'"),
+        (L3, {"attention": "flash"}, "dequantize or packed"),
+        (L3, {"block": 0}, "at least 1"),
+        (L3, {"prompt_tokens": 0}, "at least 1"),
+    ],
+)
+def test_bad_arguments_are_refused(setting, options, message):
+    with pytest.raises(UsageError, match=message) as caught:
+        SemKVCache(small_config(), setting, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_importance_of_the_wrong_length_is_refused(tiny_llama):
+    setting = mixes("surprisal", "shared")[0]
+    cache = SemKVCache(tiny_llama.model.config, setting, importance={"surprisal": torch.zeros(1, 5)})
+    with pytest.raises(UsageError, match=r"\[3, 19\] or \[1, 19\]"):
+        greedy(tiny_llama, cache, some_ids(20))
+    with pytest.raises(UsageError, match="parts='prompt'"):
+        scores = {"surprisal": torch.arange(19.0)}
+        SemKVCache(tiny_llama.model.config, setting, parts="both", block=16, importance=scores)
+
+
+def test_a_foreign_configuration_is_noticed(tiny_llama):
+    foreign = copy.deepcopy(tiny_llama.model.config)
+    cache = SemKVCache(foreign, L3)
+    with pytest.raises(SemkvError, match="own configuration"):
+        greedy(tiny_llama, cache, some_ids(20))
+    with pytest.raises(SemkvError, match="own configuration"):
+        greedy(tiny_llama, SemKVCache(copy.deepcopy(foreign), L3), some_ids(20))
+    fed = SemKVCache(foreign, L3)
+    fed.prefill(tiny_llama.model, some_ids(20))
+    assert greedy(tiny_llama, fed, some_ids(20)) == swept(tiny_llama, some_ids(20), [L3])
+
+
+def test_nan_names_layer_and_tensor():
+    cache = SemKVCache(small_config(), L3, parts="both", block=16)
+    states = some_states(17)
+    states[1][0, 1, 3, 2] = math.nan
+    for part in (slice(0, 1), slice(1, 17)):
+        append_to(cache, [x[:, :, part] for x in states])
+    with pytest.raises(NonFiniteError, match="layer 0, values"):
+        append_to(cache, some_states(1))
+
+
+def test_offloading_and_filling_twice_are_refused(tiny_llama):
+    cache = SemKVCache(tiny_llama.model.config, L3)
+    cache.prefill(tiny_llama.model, some_ids(20))
+    with pytest.raises(UsageError, match="empty"):
+        cache.prefill(tiny_llama.model, some_ids(20))
+    with pytest.raises(SemkvError, match="offload"):
+        cache.offload(0)
+
+
+def test_two_level_values_by_another_metric(tiny_llama):
+    keys = Coded(TURBO, TwoLevel(6, 2, 0.25, "key_norm"))
+    values = Coded(AFFINE, TwoLevel(5, 3, 0.5, "value_norm", "layer"))
+    setting = Setting("two", "mixed", "turboquant+affine", keys, values)
+    ids = some_ids(40)
+    cache = SemKVCache(tiny_llama.model.config, setting)
+    assert greedy(tiny_llama, cache, ids) == swept(tiny_llama, ids, [setting])
+
+
+def test_a_second_turn_goes_on(tiny):
+    """What comes after the prompt stays open, or is coded in blocks, also when it comes many tokens at a time."""
+    ids = some_ids(40)
+    for parts, coded in (("prompt", 39), ("both", 39 + 32)):
+        cache = SemKVCache(tiny.model.config, T4, parts=parts, block=16)
+        first = torch.tensor(greedy(tiny, cache, ids, new=4))
+        greedy(tiny, cache, torch.cat([ids, first, some_ids(30, 1)], dim=1), new=6)
+        layer = cache.layers[tiny.shape.quantized_layers[0]]
+        assert (layer.coded, layer.length) == (coded, 40 + 4 + 30 + 5)
+
+
+def test_the_package_stays_cheap_to_import():
+    code = "import sys, semkv_bench; assert 'torch' not in sys.modules; print(semkv_bench.__version__)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout.strip()
