@@ -186,7 +186,9 @@ def _task_of(overrides: list[str]) -> str:
         target = compose_config("sweep", [o for o in overrides if o.startswith("experiment=")]).task[
             "_target_"
         ]
-        return {"LongBench": "longbench", "Synthetic": "synthetic"}[target.rpartition(".")[2]]
+        names = {"LongBench": "longbench", "SyntheticMultiturn": "synthetic_multiturn"}
+        kind = target.rpartition(".")[2]
+        return names.get(kind, kind.lower())
     return given
 
 
