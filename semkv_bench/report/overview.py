@@ -274,6 +274,12 @@ def _label(row: dict) -> str:
     return clean(", ".join(part for part in dict.fromkeys(parts) if part))
 
 
+def _tick(row: dict) -> str:
+    """Protocol and quantizer, and below them the run."""
+    what = ", ".join(dict.fromkeys(part for part in (row["protocol"], row["quantizer"]) if part))
+    return "\n".join(shorten(clean(part), 44) for part in dict.fromkeys((what, row["run"])) if part)
+
+
 def _paint_model(model: str, rows: list[dict], axes: Axes) -> None:
     left, right = axes.get_xlim()
     for place, row in enumerate(rows):
@@ -292,7 +298,7 @@ def _paint_model(model: str, rows: list[dict], axes: Axes) -> None:
                 mec=PALETTE["surface"],
                 zorder=4,
             )
-    axes.set_yticks(range(len(rows)), [shorten(_label(row), 44) for row in rows])
+    axes.set_yticks(range(len(rows)), [_tick(row) for row in rows], linespacing=1.25)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
     axes.grid(True, axis="x")
