@@ -14,24 +14,35 @@ from semkv_bench.stats.pairing import SettingInfo
 __all__ = ["coverage_cell", "exact_rates", "family_rate"]
 
 CONFIDENCE, ALPHA = 0.95, 0.05
-_BOOTSTRAPPED = 1000  # repetitions and resamples of the percentile interval, which is only shown beside
+_RESAMPLES = 1000
+_BOOTSTRAPPED = 1000  # repetitions of the percentile interval, which is only shown beside
+_AT_ONCE = 10_000  # repetitions that are held in memory
 
 
 def coverage_cell(shape: Shape, clusters: int, mean: float, reps: int, rng: np.random.Generator) -> dict:
     """One shape at one size: how often each interval holds the truth, and how often tests err at the margin."""
+    parts = max(1, round(reps / _AT_ONCE))
+    cells = [
+        _coverage_part(shape, clusters, mean, reps // parts, _BOOTSTRAPPED // parts, rng)
+        for _ in range(parts)
+    ]
+    known = {"shape": shape.name, "clusters": clusters, "true_difference": mean}
+    return known | {name: float(np.mean([cell[name] for cell in cells])) for name in cells[0]}
+
+
+def _coverage_part(
+    shape: Shape, clusters: int, mean: float, reps: int, bootstrapped: int, rng: np.random.Generator
+) -> dict[str, float]:
     tasks = shape.codes(clusters)
     full, setting, row_sizes = shape.sample(rng, (clusters, reps))
     difference = setting - full
     m = moments(difference, full, tasks, "macro", row_sizes)
     low, high = guarded_interval(m, CONFIDENCE)
-    resampled = resample_means(difference[:, :_BOOTSTRAPPED], tasks, "macro", _BOOTSTRAPPED, 0)
+    resampled = resample_means(difference[:, :bootstrapped], tasks, "macro", _RESAMPLES, 0)
     half = stats.t.isf((1 - CONFIDENCE) / 2, m.df) * np.sqrt(m.variance / m.n_eff)
     two = _plus_two(m.n_eff, m.mean, m.variance)
     cell = {
-        "shape": shape.name,
-        "clusters": clusters,
         "differing": float((np.abs(difference) > 1e-12).sum(axis=0).mean()),
-        "true_difference": mean,
         "coverage": _covers((low, high), mean),
         "misses_below": float((low > mean).mean()),
         "misses_above": float((high < mean).mean()),
@@ -112,6 +123,7 @@ def _whole_losses(clusters: int, lost: np.ndarray) -> Moments:
         variance=(k - n * mean**2) / (n - 1),
         third=third / ((n - 1) * (n - 2) / n),
         differing=k,
+        near=n - k,
         spread=(k > 0).astype(float),
         stake=same,
     )

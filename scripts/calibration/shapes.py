@@ -6,7 +6,7 @@ from functools import cache
 
 import numpy as np
 
-__all__ = ["SHAPES", "Shape", "truth"]
+__all__ = ["NEARLY_ALL_LOST", "SHAPES", "Shape", "truth"]
 
 # Scores of ``full`` [N, R] and of the setting: [N, R], or [K, N, R] where an example has K seeds.
 Draw = Callable[[np.random.Generator, tuple[int, int]], tuple[np.ndarray, np.ndarray]]
@@ -45,7 +45,7 @@ def zero_one(loss: float, gain: float = 0.0, accuracy: float = 0.6) -> Draw:
     def draw(rng, shape):
         full = (rng.random(shape) < accuracy).astype(float)
         u = rng.random(shape)
-        lost, won = (full == 1) & (u < loss / accuracy), (full == 0) & (u < gain / (1 - accuracy))
+        lost, won = (full == 1) & (u < loss / accuracy), (full == 0) & (u * (1 - accuracy) < gain)
         return full, np.where(lost, 0.0, np.where(won, 1.0, full))
 
     return draw
@@ -122,6 +122,16 @@ def seeds_f1_shared(loss: float) -> Draw:
     return draw
 
 
+def seeds_f1_mixed(alone: float, together: float) -> Draw:
+    """Three seeds an example, F1: a seed's answer is reworded or lost on its own, or the example by all seeds."""
+
+    def draw(rng, shape):
+        full, scores = seeds_f1(alone)(rng, shape)
+        return full, np.where(rng.random(shape) < together, 0.0, scores)
+
+    return draw
+
+
 SHAPES = (
     Shape("zero_one_2", "0/1, 2 % of pairs lose the whole score", zero_one(0.02)),
     Shape("zero_one_3", "0/1, 3 % of pairs lose the whole score", zero_one(0.03)),
@@ -148,6 +158,22 @@ SHAPES = (
     ),
     Shape("seeds_f1_shared", "three seeds an example, F1, 5 % lost by all seeds", seeds_f1_shared(0.05)),
     Shape("seeds_f1_shared_2", "three seeds an example, F1, 2 % lost by all seeds", seeds_f1_shared(0.02)),
+    Shape(
+        "seeds_f1_mixed",
+        "three seeds an example, F1, 5 % lost by each alone, 5 % by all",
+        seeds_f1_mixed(0.05, 0.05),
+    ),
+    Shape(
+        "seeds_f1_mixed_10",
+        "three seeds an example, F1, 10 % lost by each alone, 10 % by all",
+        seeds_f1_mixed(0.1, 0.1),
+    ),
+)
+
+# Nearly all is lost: what is rare here is a pair that keeps its score.
+NEARLY_ALL_LOST = (
+    Shape("zero_one_80", "0/1, all right at first, 80 % lost", zero_one(0.80, accuracy=1.0)),
+    Shape("zero_one_95", "0/1, all right at first, 95 % lost", zero_one(0.95, accuracy=1.0)),
 )
 
 

@@ -14,9 +14,13 @@ have not yet shown:
   in these data: the size-weighted mean of the reference's scores (1 for 0/1 scores, 0.3 for ROUGE around
   0.3), or of the differences where that is larger. A cluster of several seeds or turns is lost whole only if
   they are lost together; as far as the data show that they are lost one by one, the size shrinks.
-* Upper bound, which decides degradation: one pair that gains the whole scale, fading by ``ENOUGH`` differing
-  pairs to a tie, or to the average where that is a gain; with Johnson's (1978) correction for skewness, because
-  a few large losses among many ties would otherwise make the bound too loose.
+* Upper bound, which decides degradation: one pair that gains the whole scale and one tie. By ``ENOUGH`` differing
+  pairs the first fades to one more pair at the average and the tie is gone, since ties that stay would pull the
+  bound towards 0 in every sample. The tie stays where nearly all pairs differ by as much as the largest: what is
+  rare then is a pair that is not lost. With Johnson's (1978) correction for skewness, because a few large losses among
+  many ties would otherwise make the bound too loose; the correction is capped, because with two or three losses
+  it goes too far: of k losses that are Poisson, at least ``k - 1.96 * sqrt(k) + 1.0`` are shown to be expected
+  (exact limits, k from 2 to 6), and Johnson's term says 1.5 instead of 1.0.
 
 The guard enters once for the whole sample. With several tasks the average is a weighted sum over strata and
 the guard has to weigh as much as one cluster of the sample: ``1 / n_eff`` with ``n_eff = sum(weight**3)**-0.5``,
@@ -48,7 +52,7 @@ __all__ = [
 
 ENOUGH = 20.0
 LOSS_WEIGHT = 1.5
-SKEW_CAP = 0.5
+SKEW_CAP = 0.36
 TIE = 1e-12
 _POOLED_DF = 1.0
 _ONE_WHOLE = 0.3  # of a cluster lost whole counts as seen before the data say how seeds are lost
@@ -59,8 +63,9 @@ class Moments:
     """Summary of one or many samples of cluster values; every field has shape [S], one entry a sample.
 
     ``variance`` and ``third`` are the second and third central moment of one cluster of average weight;
-    ``differing`` is the number of clusters that are not ties, in effective clusters; ``spread`` and ``stake``
-    are the size-weighted mean absolute difference and reference score.
+    ``spread`` and ``stake`` are the size-weighted mean absolute difference and reference score. ``differing`` and
+    ``near`` count, in effective clusters, those that are not ties, and those that differ by less than half of
+    ``spread``.
     """
 
     clusters: np.ndarray
@@ -70,6 +75,7 @@ class Moments:
     variance: np.ndarray
     third: np.ndarray
     differing: np.ndarray
+    near: np.ndarray
     spread: np.ndarray
     stake: np.ndarray
 
@@ -81,6 +87,7 @@ class Moments:
             n_eff=self.n_eff * factor,
             df=self.df * factor,
             differing=self.differing * factor,
+            near=self.near * factor,
         )
 
     def scattered(self, draws: int) -> Moments:
@@ -106,7 +113,7 @@ class Side:
     def at(self, t: np.ndarray) -> np.ndarray:
         """Position ``t`` standard errors from the centre, moved for skewness (Johnson 1978).
 
-        The move is held below half the distance, which also keeps the position increasing in ``t``.
+        The move is held below a share of the distance, which also keeps the position increasing in ``t``.
         """
         reach = np.abs(t) * self.se
         moved = np.clip(self.skew * (1 + 2 * t * t), -SKEW_CAP * reach, SKEW_CAP * reach)
@@ -159,6 +166,7 @@ def moments(
     whole = _size_weighted(unit, stake, power=1)
     if row_sizes is not None:
         whole = whole * _lost_together(unit, size, np.where(here, row_sizes, 0.0), whole)
+    spread, squares = _size_weighted(unit, size, power=2), (unit * unit).sum(axis=0)
     return Moments(
         clusters=clusters,
         n_eff=n_eff,
@@ -166,8 +174,9 @@ def moments(
         mean=mean,
         variance=n_eff * (weight_t**2 * var_t / safe_n).sum(axis=0),
         third=n_eff**2 * (weight_t**3 * third / safe_n**2).sum(axis=0),
-        differing=(unit * (size > TIE)).sum(axis=0) / (unit * unit).sum(axis=0),
-        spread=_size_weighted(unit, size, power=2),
+        differing=(unit * (size > TIE)).sum(axis=0) / squares,
+        near=(unit * (size < spread / 2)).sum(axis=0) / squares,
+        spread=spread,
         stake=whole,
     )
 
@@ -214,8 +223,9 @@ def upper_side(m: Moments) -> Side:
     """The bound that must fall below -margin for degradation, below 0 for a detectable loss (positive ``t``)."""
     fresh = np.clip(1 - m.differing / ENOUGH, 0, 1)
     tied = np.clip(1 - m.differing, 0, 1)
-    one, gain = np.ones_like(fresh), np.maximum(m.mean, 0)
-    return _with_guards(m, (1 - tied) * gain - tied, one, np.maximum(fresh, gain), one)
+    second = np.clip(2 - 2 * np.minimum(m.differing, m.near) / ENOUGH, 0, 1)
+    low, high = (1 - tied) * np.maximum(m.mean, 0) - tied, fresh + (1 - fresh) * m.mean
+    return _with_guards(m, low, second, high, np.ones_like(fresh))
 
 
 def _with_guards(
@@ -243,6 +253,10 @@ def guarded_interval(m: Moments, confidence: float) -> tuple[np.ndarray, np.ndar
     low, high, tail = lower_side(m), upper_side(m), (1 - confidence) / 2
     lower = low.at(-stats.t.isf(tail, low.df))
     upper = high.at(stats.t.isf(tail, high.df))
+    lower, upper = (
+        np.minimum(lower, m.mean),
+        np.maximum(upper, m.mean),
+    )  # rounding, where all pairs are the same
     return np.clip(lower, -1, 1), np.clip(upper, -1, 1)
 
 

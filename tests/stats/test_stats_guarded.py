@@ -9,6 +9,7 @@ from scipy import stats
 from semkv_bench.stats import StatsOptions
 from semkv_bench.stats.equivalence import p_within
 from semkv_bench.stats.guarded import (
+    SKEW_CAP,
     guarded_interval,
     lower_side,
     moments,
@@ -202,3 +203,48 @@ def test_seeds_lost_one_by_one_cost_less_than_seeds_lost_together():
 def test_an_interval_holds_its_own_estimate(gain, pairs):
     low, high = guarded_interval(sample(np.full(pairs, gain)), 0.95)
     assert low <= gain <= high
+
+
+def test_upper_bound_of_many_differing_pairs_by_hand():
+    """One pair at the average is added, and nothing that pulls the bound towards 0."""
+    side = upper_side(sample(np.where(np.arange(60) < 20, -0.25, 0.05)))
+    squares, cubes = 20 * 0.2**2 + 40 * 0.1**2, 20 * -(0.2**3) + 40 * 0.1**3
+    assert side.center == pytest.approx(-0.05)
+    assert side.se == pytest.approx(math.sqrt(squares / (60 * 61)))
+    assert side.df == pytest.approx(60)
+    assert side.skew == pytest.approx(cubes * 60**2 / (59 * 58) / squares / (6 * 61))
+
+
+@pytest.mark.parametrize("clusters", [40, 200])
+def test_all_lost_is_not_known_for_certain(clusters):
+    """What no pair escaped, the next one may: one tie is added, and the correction for skewness is capped."""
+    _, high = guarded_interval(sample(-np.ones(clusters)), 0.95)
+    n = clusters + 2
+    rest = (n - 1) * (1 / n) ** 2 + ((n - 1) / n) ** 2
+    reach = stats.t.ppf(0.975, clusters + 1) * math.sqrt(rest / (n * (n - 1)))
+    assert high[0] == pytest.approx(-(n - 1) / n + (1 + SKEW_CAP) * reach)
+
+
+@pytest.mark.parametrize(("lost", "cap"), [(2, True), (3, True), (12, False)])
+def test_correction_for_skewness_is_capped_where_losses_are_few(lost, cap):
+    d = np.where(np.arange(200) < lost, -1.0, 0.002 * (-1.0) ** np.arange(200))
+    side = upper_side(sample(d))
+    t = np.array([1.96])
+    reach, johnson = t * side.se, side.skew * (1 + 2 * t * t)
+    assert bool(-johnson > SKEW_CAP * reach) == cap
+    assert side.at(t) == pytest.approx(side.center + reach + np.maximum(johnson, -SKEW_CAP * reach))
+
+
+def test_coverage_where_seeds_are_lost_one_by_one():
+    """F1-like scores of three seeds, 50 examples: the interval is neither too short nor too wide."""
+    rng = np.random.default_rng(50)
+    rows, full = (3, 50, 40000), np.where(rng.random((50, 40000)) < 0.6, 1.0, rng.beta(2, 2, (50, 40000)))
+    reworded = np.where(rng.random(rows) < 0.3, full * (1 - 0.3 * rng.random(rows)), full)
+    away = np.where(rng.random(rows) < 0.05, 0.0, reworded) - full
+    squares = (away**2).sum(axis=0)
+    sizes = np.where(squares > 0, np.abs(away**3).sum(axis=0) / np.where(squares > 0, squares, 1), 0)
+    m = moments(away.mean(axis=0), full, np.zeros(50, dtype=int), "macro", sizes)
+    low, high = guarded_interval(m, 0.95)
+    mean = 0.8 * (0.05 * -1 + 0.95 * 0.3 * -0.15)
+    # three standard errors of the simulation are 0.003
+    assert 0.94 - 0.003 < ((low <= mean) & (mean <= high)).mean() < 0.975 + 0.003
