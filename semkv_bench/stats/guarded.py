@@ -64,8 +64,8 @@ class Moments:
 
     ``variance`` and ``third`` are the second and third central moment of one cluster of average weight;
     ``spread`` and ``stake`` are the size-weighted mean absolute difference and reference score. ``differing`` and
-    ``near`` count, in effective clusters, those that are not ties, and those that differ by less than half of
-    ``spread``.
+    ``near`` count, in effective clusters, those that are not ties, and those that differ by at most half
+    of ``spread``.
     """
 
     clusters: np.ndarray
@@ -175,7 +175,7 @@ def moments(
         variance=n_eff * (weight_t**2 * var_t / safe_n).sum(axis=0),
         third=n_eff**2 * (weight_t**3 * third / safe_n**2).sum(axis=0),
         differing=(unit * (size > TIE)).sum(axis=0) / squares,
-        near=(unit * (size < spread / 2)).sum(axis=0) / squares,
+        near=(unit * (size <= spread / 2)).sum(axis=0) / squares,
         spread=spread,
         stake=whole,
     )

@@ -60,6 +60,7 @@ def _dropped(m: Moments, drops: np.ndarray) -> Moments:
         "variance": m.variance + missing * (loss - missing),
         "third": m.third - loss**3 * share * (1 - share) * (1 - 2 * share),
         "differing": m.differing + m.n_eff * share,
+        "near": m.near * (1 - share),
         "spread": np.where(missing > 0, loss, m.spread),
     }
     whole = {name: np.broadcast_to(getattr(m, name), loss.shape) for name in m.__dataclass_fields__}
