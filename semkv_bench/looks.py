@@ -36,6 +36,7 @@ __all__ = [
 ]
 
 Unit = tuple[str, str, int]
+_LEAST_SPENT = 1e-10  # of alpha, at a look that can decide something
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def arrange(examples: Sequence[Example], stats: StatsOptions) -> tuple[Stage, ..
     the plan, as far as whole examples allow; which examples come first is random, but follows from their names.
 
     Raises:
-        UsageError: looks beyond the plan, too close together, or before every task has an example.
+        UsageError: looks beyond the plan, too close together, too early, or before every task has an example.
     """
     if stats.looks is None:
         return ()
@@ -80,6 +81,11 @@ def arrange(examples: Sequence[Example], stats: StatsOptions) -> tuple[Stage, ..
                 f"{len(tasks)} tasks"
             )
         share = _information(counts, total, stats.average)
+        if spent(stats.alpha, share) < _LEAST_SPENT:
+            raise UsageError(
+                f"a look at {held[end - 1]} of {len(examples)} examples comes too early to decide anything: start "
+                "stats.looks at a tenth of the plan or later"
+            )
         units = frozenset(_unit(example) for cluster in clusters[before:end] for example in cluster)
         stages.append(Stage(units, held[end - 1], end, share))
         before = end

@@ -342,6 +342,7 @@ def test_plan_loads_no_weights(capsys, monkeypatch):
         (["per_task=25", "seeds=[0,1]"], None),
         (["per_task=14", "stats.margin=0.1"], "that takes 29"),
         (["per_task=60", "allocation=two_level", "allocation.high=16", "allocation.low=14"], "takes 122"),
+        (["per_task=60", "allocation=prune"], "takes 122"),
     ],
 )
 def test_a_plan_says_when_no_outcome_could_be_enough(overrides, told, capsys):

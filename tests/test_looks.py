@@ -74,7 +74,13 @@ def test_a_plan_without_looks_has_no_stages():
 
 
 @pytest.mark.parametrize(
-    ("looks", "told"), [((100, 300), "beyond the 200"), ((1, 100), "each of the 2 tasks"), ((199,), None)]
+    ("looks", "told"),
+    [
+        ((100, 300), "beyond the 200"),
+        ((1, 100), "each of the 2 tasks"),
+        ((15, 100), "too early"),
+        ((199,), None),
+    ],
 )
 def test_looks_that_cannot_be(looks, told):
     if told is None:

@@ -126,4 +126,7 @@ def _whole_losses(clusters: int, lost: np.ndarray) -> Moments:
         near=n - k,
         spread=(k > 0).astype(float),
         stake=same,
+        heaviest=same,
+        heavy_clusters=n * same[:, None],
+        heavy_weight=same[:, None],
     )

@@ -14,17 +14,20 @@ Draw = Callable[[np.random.Generator, tuple[int, int]], tuple[np.ndarray, np.nda
 
 @dataclass(frozen=True)
 class Shape:
-    """How paired scores look: ``draw`` gives (full, setting); ``tasks`` says how clusters split."""
+    """How paired scores look: ``draw`` gives (full, setting); ``tasks`` says how clusters split.
+
+    ``mean`` is the true difference where tasks differ in it.
+    """
 
     name: str
     about: str
     draw: Draw
     tasks: tuple[int, ...] = (1,)
+    mean: float | None = None
 
     def codes(self, clusters: int) -> np.ndarray:
         """Task of each cluster; ``tasks`` are the relative sizes, every task gets at least one cluster."""
-        ends = np.round(np.cumsum(self.tasks) / sum(self.tasks) * clusters).astype(int)
-        return np.searchsorted(ends, np.arange(clusters), side="right")
+        return _codes(self.tasks, clusters)
 
     def sample(
         self, rng: np.random.Generator, shape: tuple[int, int]
@@ -37,6 +40,11 @@ class Shape:
         squares = (away**2).sum(axis=0)
         sizes = np.where(squares > 0, (away**3).sum(axis=0) / np.where(squares > 0, squares, 1.0), 0.0)
         return full, setting.mean(axis=0), sizes
+
+
+def _codes(tasks: tuple[int, ...], clusters: int) -> np.ndarray:
+    ends = np.round(np.cumsum(tasks) / sum(tasks) * clusters).astype(int)
+    return np.searchsorted(ends, np.arange(clusters), side="right")
 
 
 def zero_one(loss: float, gain: float = 0.0, accuracy: float = 0.6) -> Draw:
@@ -71,6 +79,29 @@ def rouge(noise: float, loss: float) -> Draw:
         full = rng.beta(6, 16, shape)
         near = np.clip(full + noise * rng.standard_normal(shape), 0, 1)
         return full, np.where(rng.random(shape) < loss, 0.0, near)
+
+    return draw
+
+
+def stakes(loss: float) -> Draw:
+    """A tenth of the scores are 1, of which ``loss`` are lost; the rest are about 0.1 and differ by 0.01."""
+
+    def draw(rng, shape):
+        high = rng.random(shape) < 0.1
+        full = np.where(high, 1.0, 0.1 + 0.05 * rng.random(shape))
+        near = full + 0.01 * rng.standard_normal(shape)
+        return full, np.where(high, np.where(rng.random(shape) < loss, 0.0, full), near)
+
+    return draw
+
+
+def in_first_task(tasks: tuple[int, ...], first: Draw, others: Draw) -> Draw:
+    """``first`` in the clusters of the first task, ``others`` in the rest."""
+
+    def draw(rng, shape):
+        here = (_codes(tasks, shape[0]) == 0)[:, None]
+        (full, setting), (full_else, setting_else) = first(rng, shape), others(rng, shape)
+        return np.where(here, full, full_else), np.where(here, setting, setting_else)
 
     return draw
 
@@ -168,6 +199,32 @@ SHAPES = (
         "three seeds an example, F1, 10 % lost by each alone, 10 % by all",
         seeds_f1_mixed(0.1, 0.1),
     ),
+    Shape(
+        "stakes",
+        "a tenth of the scores are 1, 30 % of those lost, the rest 0.1 and differ by 0.01",
+        stakes(0.3),
+    ),
+    Shape(
+        "macro_small_12",
+        "4 tasks of sizes 1:5:5:5, 0/1, 12 % lost in the small one only",
+        in_first_task((1, 5, 5, 5), zero_one(0.12, accuracy=1.0), zero_one(0.0)),
+        (1, 5, 5, 5),
+        mean=-0.03,
+    ),
+    Shape(
+        "macro_small_40",
+        "4 tasks of sizes 1:2:2:2, 0/1, 40 % lost in the small one only",
+        in_first_task((1, 2, 2, 2), zero_one(0.4, accuracy=1.0), zero_one(0.0)),
+        (1, 2, 2, 2),
+        mean=-0.1,
+    ),
+    Shape(
+        "macro_kinds",
+        "4 tasks, one 0/1 with 12 % lost, the others ROUGE and all differ by 0.02",
+        in_first_task((1,) * 4, zero_one(0.12, accuracy=0.8), rouge(0.02, 0.0)),
+        (1,) * 4,
+        mean=-0.03,
+    ),
 )
 
 # Nearly all is lost: what is rare here is a pair that keeps its score.
@@ -179,6 +236,8 @@ NEARLY_ALL_LOST = (
 
 @cache
 def truth(shape: Shape) -> float:
-    """Mean difference, from four million pairs."""
+    """Mean difference, known or from four million pairs."""
+    if shape.mean is not None:
+        return shape.mean
     full, setting, _ = shape.sample(np.random.default_rng(12345), (4_000_000, 1))
     return float((setting - full).mean())

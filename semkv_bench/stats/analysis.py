@@ -86,7 +86,7 @@ def analyze(
         "preregistered": bool(preregistered),
         "assay": _assay(judgement, guess),
         "settings": settings,
-        "tasks": _tasks(paired, options),
+        "tasks": _tasks(paired, options, look),
         "cliff": {**cliffs[main], "quantizer": main},
         "cliffs": {name or "": cliff for name, cliff in cliffs.items()},
         "operating_point": _operating_point(paired, judgement, options, guess, look),
@@ -226,14 +226,15 @@ def _witnesses(paired: PairedScores, options: StatsOptions, i: int) -> dict:
     }
 
 
-def _tasks(paired: PairedScores, options: StatsOptions) -> dict:
+def _tasks(paired: PairedScores, options: StatsOptions, look: Look | None) -> dict:
+    confidence = options.confidence if look is None else look.confidence(options.confidence)
     out: dict[str, dict] = {}
     for code, task in enumerate(paired.task_names):
         part = paired.take(np.flatnonzero(paired.tasks == code))
         here = np.flatnonzero(~np.isnan(part.measures["score"]).all(axis=0))
         single = np.zeros(len(part.tasks), dtype=int)
         m = difference_moments(replace(part, tasks=single), options.average, here)
-        bounds = guarded_interval(m, options.confidence)
+        bounds = guarded_interval(m, confidence)
         scores = part.measures["score"][:, here]
         averages = moments(scores, scores, single, options.average).mean
         out[task] = {

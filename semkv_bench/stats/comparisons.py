@@ -54,7 +54,7 @@ def with_comparisons(
         "n_units_recorded": recorded_units(records),
         "n_turns": int(records["turn"].nunique()),
         "interpolation": interpolation(paired, options, look),
-        "rankings": rankings(paired, options),
+        "rankings": rankings(paired, options, look),
         "deletion": deletion(paired, options, look),
         "turns": by_turn(records, options, look),
         "turn_drift": turn_drift(records, paired, options, look),

@@ -9,23 +9,25 @@ have not yet shown:
 
 * All pairs tie: exactly plus-two, both bounds. That alone would call a sample equivalent too early, see
   :func:`p_few_losses`.
-* Lower bound, which decides equivalence: ``LOSS_WEIGHT`` pairs that lose everything. "Everything" is the
-  whole scale while few pairs differ and shades, by ``ENOUGH`` differing pairs, into the size of a whole loss
-  in these data: the size-weighted mean of the reference's scores (1 for 0/1 scores, 0.3 for ROUGE around
-  0.3), or of the differences where that is larger. A cluster of several seeds or turns is lost whole only if
-  they are lost together; as far as the data show that they are lost one by one, the size shrinks.
-* Upper bound, which decides degradation: one pair that gains the whole scale and one tie. By ``ENOUGH`` differing
-  pairs the first fades to one more pair at the average and the tie is gone, since ties that stay would pull the
-  bound towards 0 in every sample. The tie stays where nearly all pairs differ by as much as the largest: what is
-  rare then is a pair that is not lost. With Johnson's (1978) correction for skewness, because a few large losses among
-  many ties would otherwise make the bound too loose; the correction is capped, because with two or three losses
-  it goes too far: of k losses that are Poisson, at least ``k - 1.96 * sqrt(k) + 1.0`` are shown to be expected
-  (exact limits, k from 2 to 6), and Johnson's term says 1.5 instead of 1.0.
+* Lower bound, which decides equivalence: one tie and ``LOSS_WEIGHT`` pairs that lose everything. "Everything" is
+  the whole scale while few pairs differ and shades, by ``ENOUGH`` differing pairs, into the size of a whole loss
+  in these data: the mean of the reference's scores, each weighted with its square, so that a few large scores
+  among many small ones count (1 for 0/1 scores, 0.33 for ROUGE around 0.27), or that of the differences where it
+  is larger. A cluster of several seeds or turns is lost whole only if they are lost together; as far as the data
+  show that they are lost one by one, the size shrinks.
+* Upper bound, which decides degradation: one pair that gains the whole scale and one tie. By ``ENOUGH``
+  differing pairs the first fades to one more pair at the average, and from half of that on the tie fades,
+  too, since ties that stay would pull the bound towards 0 in every sample. The tie stays where nearly all
+  pairs differ by as much as the largest: what is rare then is a pair that is not lost. Rare gains are not
+  guarded beyond that. With Johnson's (1978) correction for skewness, because a few large losses among many
+  ties would otherwise make the bound too loose; the correction is capped, because with two or three losses it
+  goes too far: of k losses that are Poisson, at least ``k - 1.96 * sqrt(k) + 1.0`` are shown to be expected
+  (exact limits, k from 2 to 6), and Johnson's term is 1.45 instead of 1.0.
 
-The guard enters once for the whole sample. With several tasks the average is a weighted sum over strata and
-the guard has to weigh as much as one cluster of the sample: ``1 / n_eff`` with ``n_eff = sum(weight**3)**-0.5``,
-which is n for equal weights and leans towards the heavy clusters of small tasks otherwise, since one unseen
-loss there costs most.
+The guard enters once for the whole sample. With several tasks the average is a weighted sum over strata, of
+``n_eff = sum(weight**3)**-0.5`` clusters: n for equal weights, and leaning towards the heavy clusters of small
+tasks otherwise. The losses added to the lower bound weigh as much as the heaviest cluster, since all that is lost
+may be lost in the smallest task.
 Constants were set by simulation (scripts/calibrate_statistics.py).
 """
 
@@ -60,12 +62,14 @@ _ONE_WHOLE = 0.3  # of a cluster lost whole counts as seen before the data say h
 
 @dataclass(frozen=True)
 class Moments:
-    """Summary of one or many samples of cluster values; every field has shape [S], one entry a sample.
+    """Summary of one or many samples of cluster values; fields have shape [S], one entry a sample.
 
     ``variance`` and ``third`` are the second and third central moment of one cluster of average weight;
     ``spread`` and ``stake`` are the size-weighted mean absolute difference and reference score. ``differing`` and
     ``near`` count, in effective clusters, those that are not ties, and those that differ by at most half
-    of ``spread``.
+    of ``spread``. ``heaviest`` is the weight of the heaviest cluster, ``1 / n_eff`` being 1. ``heavy_clusters``
+    and ``heavy_weight`` [S, T] are clusters and weight in the average of the task with the heaviest clusters, of
+    the two with the heaviest, and so on.
     """
 
     clusters: np.ndarray
@@ -78,6 +82,9 @@ class Moments:
     near: np.ndarray
     spread: np.ndarray
     stake: np.ndarray
+    heaviest: np.ndarray
+    heavy_clusters: np.ndarray
+    heavy_weight: np.ndarray
 
     def grown(self, factor: float) -> Moments:
         """The same kind of data, ``factor`` times as many clusters."""
@@ -88,12 +95,13 @@ class Moments:
             df=self.df * factor,
             differing=self.differing * factor,
             near=self.near * factor,
+            heavy_clusters=self.heavy_clusters * factor,
         )
 
     def scattered(self, draws: int) -> Moments:
         """``draws`` samples of the same kind, means spread as those of new samples would be; from shape [1]."""
         at = stats.norm.ppf((np.arange(draws) + 0.5) / draws)
-        many = {name: np.repeat(getattr(self, name), draws) for name in self.__dataclass_fields__}
+        many = {name: np.repeat(getattr(self, name), draws, axis=0) for name in self.__dataclass_fields__}
         return replace(Moments(**many), mean=self.mean + at * np.sqrt(self.variance / self.n_eff))
 
     def column(self, index: int) -> Moments:
@@ -163,10 +171,10 @@ def moments(
         var_t, df = np.where(lone, overall, var_t), np.where(lone, clusters - 1, df)
     third = (away**3).sum(axis=0) / np.maximum(((safe_n - 1) * (safe_n - 2) / safe_n).sum(axis=0), 1)
     size = np.abs(x)
-    whole = _size_weighted(unit, stake, power=1)
+    whole = _size_weighted(unit, stake)
     if row_sizes is not None:
         whole = whole * _lost_together(unit, size, np.where(here, row_sizes, 0.0), whole)
-    spread, squares = _size_weighted(unit, size, power=2), (unit * unit).sum(axis=0)
+    spread, squares = _size_weighted(unit, size), (unit * unit).sum(axis=0)
     return Moments(
         clusters=clusters,
         n_eff=n_eff,
@@ -178,7 +186,16 @@ def moments(
         near=(unit * (size <= spread / 2)).sum(axis=0) / squares,
         spread=spread,
         stake=whole,
+        heaviest=n_eff * unit.max(axis=0),
+        **_heaviest_tasks(n_t, weight_t),
     )
+
+
+def _heaviest_tasks(n_t: np.ndarray, weight_t: np.ndarray) -> dict[str, np.ndarray]:
+    """Clusters and weight of the first, the first two, ... tasks by weight of a cluster, from [T, S], [S, T] each."""
+    order = np.argsort(-weight_t / np.maximum(n_t, 1), axis=0, kind="stable")
+    clusters, weight = (np.cumsum(np.take_along_axis(x, order, axis=0), axis=0).T for x in (n_t, weight_t))
+    return {"heavy_clusters": clusters, "heavy_weight": weight}
 
 
 def _task_variances(
@@ -193,10 +210,10 @@ def _task_variances(
     return var_t, np.minimum(df, pooled_df)
 
 
-def _size_weighted(unit: np.ndarray, size: np.ndarray, power: int) -> np.ndarray:
-    """Mean of ``size`` weighted by ``size ** power``: the size of those that count."""
-    base = (unit * size**power).sum(axis=0)
-    return np.where(base > 0, (unit * size ** (power + 1)).sum(axis=0) / np.where(base > 0, base, 1.0), 0.0)
+def _size_weighted(unit: np.ndarray, size: np.ndarray) -> np.ndarray:
+    """Mean of ``size`` weighted by its square: the size of those that count."""
+    squares = (unit * size**2).sum(axis=0)
+    return np.where(squares > 0, (unit * size**3).sum(axis=0) / np.where(squares > 0, squares, 1.0), 0.0)
 
 
 def _lost_together(unit: np.ndarray, size: np.ndarray, rows: np.ndarray, whole: np.ndarray) -> np.ndarray:
@@ -214,8 +231,8 @@ def lower_side(m: Moments) -> Side:
     fresh = np.clip(1 - m.differing / ENOUGH, 0, 1)
     tied = np.clip(1 - m.differing, 0, 1)
     loss = fresh + (1 - fresh) * np.maximum(m.stake, m.spread)
-    weight = np.where(m.differing > 0, LOSS_WEIGHT, 1.0)
-    side = _with_guards(m, -loss, weight, tied, np.ones_like(loss))
+    weight = np.where(m.differing > 0, LOSS_WEIGHT * m.heaviest, 1.0)
+    side = _with_guards(_tied(m, tied), -loss, weight, tied, np.ones_like(loss))
     return replace(side, skew=np.zeros_like(side.skew))
 
 
@@ -224,8 +241,13 @@ def upper_side(m: Moments) -> Side:
     fresh = np.clip(1 - m.differing / ENOUGH, 0, 1)
     tied = np.clip(1 - m.differing, 0, 1)
     second = np.clip(2 - 2 * np.minimum(m.differing, m.near) / ENOUGH, 0, 1)
-    low, high = (1 - tied) * np.maximum(m.mean, 0) - tied, fresh + (1 - fresh) * m.mean
-    return _with_guards(m, low, second, high, np.ones_like(fresh))
+    high = fresh + (1 - fresh) * m.mean
+    return _with_guards(_tied(m, tied), -tied, second, high, np.ones_like(fresh))
+
+
+def _tied(m: Moments, tied: np.ndarray) -> Moments:
+    """A sample of ties counts as many clusters as if all of them weighed as much as the heaviest, [S]."""
+    return replace(m, n_eff=m.n_eff / (1 + tied * (m.heaviest - 1)))
 
 
 def _with_guards(
@@ -292,9 +314,20 @@ def p_few_losses(m: Moments, margin: float) -> np.ndarray:
     the level: n ties have probability ``(1 - margin / size)**n``, and at a margin of 0.03 it takes 99 of them to
     pass at 0.05. That matters where alpha is shared among many settings, and the normal approximation of
     :func:`p_above` does not reach so far out. The size is the whole scale while few pairs differ and shades, by
-    ``ENOUGH`` differing pairs, into that of the differences seen.
+    ``ENOUGH`` differing pairs, into that of the differences seen. The drop may lie anywhere: all over the sample,
+    or in the tasks whose clusters weigh most, where fewer losses make it up; the largest of these chances counts.
     """
     fresh = np.clip(1 - m.differing / ENOUGH, 0, 1)
     size = np.maximum(fresh + (1 - fresh) * m.spread, margin + TIE)
-    lost = np.minimum(np.maximum(-m.mean, 0) * m.n_eff / size, m.n_eff * (1 - TIE))
-    return stats.beta.sf(margin / size, lost + 1, m.n_eff - lost)
+    total = np.maximum(-m.mean, 0) / size
+    anywhere = _p_binomial(total * m.n_eff, m.n_eff, margin / size)
+    share = np.maximum(m.heavy_weight, TIE)
+    rate = margin / (size[:, None] * share)
+    in_heavy = _p_binomial(total[:, None] * m.heavy_clusters / share, m.heavy_clusters, np.minimum(rate, 1))
+    return np.maximum(anywhere, np.where(rate < 1, in_heavy, 0.0).max(axis=1))
+
+
+def _p_binomial(lost: np.ndarray, n: np.ndarray, rate: np.ndarray) -> np.ndarray:
+    """Chance of at most ``lost`` of ``n``, both any positive numbers."""
+    lost = np.minimum(lost, n * (1 - TIE))
+    return stats.beta.sf(rate, lost + 1, n - lost)

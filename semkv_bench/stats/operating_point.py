@@ -60,10 +60,11 @@ def clusters_to_confirm(options: StatsOptions) -> int:
 
 def clusters_needed_at_best(settings: Sequence[SettingInfo], options: StatsOptions) -> int:
     """Clusters below which no setting could be called equivalent, even if all of them tied with the reference."""
-    tested = [info for info in settings if info.kind in _ELIGIBLE]
-    if not tested:
+    tested = [info for info in settings if info.kind != "full"]
+    eligible = [info.kind in _ELIGIBLE for info in tested]
+    if not any(eligible):
         return 0
-    share = float(shares(tested).weights.max())
+    share = float(shares(tested).weights[eligible].max())
     return clusters_to_confirm(replace(options, alpha=options.alpha * share))
 
 

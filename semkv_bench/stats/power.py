@@ -50,21 +50,26 @@ def detectable_drops(
 def _dropped(m: Moments, drops: np.ndarray) -> Moments:
     """``m`` as it would be with average ``-drops`` [G, 1], flattened to [G * S].
 
-    What is missing of the drop comes as whole losses on top of the differences observed.
+    What is missing of the drop comes as whole losses on top of the differences observed; where more was lost
+    than the drop, each difference stays with the probability that leaves the drop.
     """
-    missing = np.maximum(drops + np.minimum(m.mean, 0), 0)
+    lost = np.maximum(-m.mean, 0)
+    missing = np.maximum(drops - lost, 0)
+    kept = np.where(missing > 0, 1.0, drops / np.where(lost > 0, lost, np.inf))
+    mean, square = kept * m.mean, kept * (m.variance + m.mean**2)
+    cube = kept * (m.third + 3 * m.mean * m.variance + m.mean**3)
     loss = np.maximum(np.maximum(m.stake, m.spread), drops)
     share = missing / loss
     changed = {
         "mean": np.broadcast_to(-drops, loss.shape),
-        "variance": m.variance + missing * (loss - missing),
-        "third": m.third - loss**3 * share * (1 - share) * (1 - 2 * share),
-        "differing": m.differing + m.n_eff * share,
-        "near": m.near * (1 - share),
+        "variance": square - mean**2 + missing * (loss - missing),
+        "third": cube - 3 * mean * square + 2 * mean**3 - loss**3 * share * (1 - share) * (1 - 2 * share),
+        "differing": np.minimum(kept * m.differing + m.n_eff * share, m.n_eff),
+        "near": (m.n_eff - kept * (m.n_eff - m.near)) * (1 - share),
         "spread": np.where(missing > 0, loss, m.spread),
     }
-    whole = {name: np.broadcast_to(getattr(m, name), loss.shape) for name in m.__dataclass_fields__}
-    return replace(m, **{name: values.ravel() for name, values in {**whole, **changed}.items()})
+    same = {name: np.tile(value, (len(drops),) + (1,) * (value.ndim - 1)) for name, value in vars(m).items()}
+    return replace(m, **{**same, **{name: value.ravel() for name, value in changed.items()}})
 
 
 def residuals(

@@ -136,5 +136,6 @@ def _level(alpha: float, times: tuple[float, ...]) -> float:
 def _table(times: tuple[float, ...]) -> PchipInterpolator:
     """Overall level, as a normal quantile, by the bound at the last of ``times``."""
     reached = np.array([bounds(float(norm.sf(z)), times)[-1] for z in _NODES])
+    reached = reached[np.isfinite(reached)]  # so early a look may spend less of alpha than a float can say
     rising = np.concatenate([[True], np.diff(np.maximum.accumulate(reached)) > 1e-9])
-    return PchipInterpolator(reached[rising], _NODES[rising], extrapolate=False)
+    return PchipInterpolator(reached[rising], _NODES[: len(reached)][rising], extrapolate=False)

@@ -14,6 +14,7 @@ from semkv_bench.stats.contrast import Side, contrast
 from semkv_bench.stats.names import allocated
 from semkv_bench.stats.pairing import SettingInfo
 from semkv_bench.stats.rankings import letters
+from semkv_bench.stats.spending import Look
 
 OPTIONS = StatsOptions(margin=0.1, resamples=200)
 BITS = {"full": 16.0, "affine-L16": 4.0, "affine-L5": math.log2(5), "affine-L2": 1.0}
@@ -340,3 +341,31 @@ def test_hundreds_of_settings():
             scores[f"affine-L16/5@{percent / 100}:{metric}"] = (rng.random(40) < 0.5).astype(float)
     report = analyze(frame(scores), OPTIONS)
     assert len(report["interpolation"]) == 200 and len(report["rankings"]) == 40
+
+
+@pytest.mark.parametrize("section", ["interpolation", "rankings", "deletion", "settings"])
+def test_every_comparison_holds_over_all_looks(section):
+    """At an early look no interval is narrower, and no p-value that may count is smaller, than in a plain run."""
+    scores = {"full": share(60, 60), "affine-L16": share(60, 55), "affine-L5": share(60, 10)}
+    scores |= {
+        f"affine-L16/5@0.5:{metric}": share(60, right) for metric, right in (("random", 30), ("key_norm", 45))
+    }
+    made = frame(scores | {"prune@0.25:random": share(60, 20)}, {"prune@0.25:random": 4.0})
+    plain, early = (analyze(made, OPTIONS, look=look)[section] for look in (None, Look((0.3, 1.0), 1)))
+    pairs = [(w, n) for w, n in zip(_intervals(early), _intervals(plain), strict=True) if n[0] < n[1]]
+    assert pairs
+    for wide, narrow in pairs:
+        assert wide[0] <= narrow[0] and wide[1] >= narrow[1]
+    assert any(wide[0] < narrow[0] for wide, narrow in pairs)
+
+
+def _intervals(found) -> list[list[float]]:
+    """All pairs of numbers under names that end in ``ci``, but for the percentile bootstrap's."""
+    if isinstance(found, list):
+        return [pair for item in found for pair in _intervals(item)]
+    if not isinstance(found, dict):
+        return []
+    own = [
+        v for k, v in found.items() if k.endswith("_ci") and k != "bootstrap_ci" and v and v[0] is not None
+    ]
+    return own + [pair for value in found.values() for pair in _intervals(value)]

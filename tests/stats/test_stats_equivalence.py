@@ -54,8 +54,8 @@ def test_the_size_named_settles_it():
         return analyze(records({"full": ones, "L8": ones, "L2": 0 * ones}), StatsOptions(resamples=100))
 
     needed = by_setting(report(30))["L8"]["n_needed"]
-    assert by_setting(report(needed - 2))["L8"]["verdict"] == "inconclusive"
-    assert by_setting(report(needed + 1))["L8"]["verdict"] == "equivalent"
+    assert by_setting(report(needed - 1))["L8"]["verdict"] == "inconclusive"
+    assert by_setting(report(needed))["L8"]["verdict"] == "equivalent"
 
 
 def test_reference_that_scores_nothing_is_insensitive(quick):

@@ -10,6 +10,7 @@ from semkv_bench.stats.multiplicity import (
     BOTTOM_FIRST,
     TOP_FIRST,
     Shares,
+    _hand_on,
     adjusted,
     holm,
     shares,
@@ -24,6 +25,10 @@ def grid(*bits, quantizer="affine"):
 
 def loose(number, kind="mixed"):
     return [SettingInfo(f"{kind}{i}", kind, "affine", 3.0, 3.0, 3.5) for i in range(number)]
+
+
+# What goes from each of four settings to each other one; the last keeps a part.
+_PATHS = [[0, 0.5, 0.5, 0], [0.25, 0, 0.25, 0.5], [1, 0, 0, 0], [0.2, 0.3, 0, 0]]
 
 
 def test_holm_by_hand():
@@ -120,3 +125,10 @@ def test_paths_never_hand_on_more_than_there_is():
     chain, _ = plan.groups
     assert chain.handed.sum(axis=1).tolist() == [1, 1, 1]
     assert np.diag(chain.handed).tolist() == [0, 0, 0]
+    for order in permutations(range(4)):
+        weights, handed = np.array([0.5, 0.3, 0.1, 0.1]), np.array(_PATHS)
+        for gone in order:
+            weights, handed = _hand_on(weights, handed, gone)
+            assert weights.sum() <= 1 + 1e-12 and (handed.sum(axis=1) <= 1 + 1e-12).all()
+            assert weights[gone] == 0 and not np.diag(handed).any()
+            assert (handed >= 0).all() and (weights >= 0).all()

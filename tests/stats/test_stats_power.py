@@ -37,6 +37,17 @@ def test_the_drop_is_detected_four_times_in_five(n, noise):
     assert 0.7 <= chance_of_detection(rng, n, drop, noise) <= 0.96
 
 
+@pytest.mark.parametrize("lost", [1, 20, 60, 79, 80])
+def test_what_could_be_detected_does_not_depend_on_what_was_lost(lost):
+    """Whole losses: a sample that lost all of its answers could have shown the same drop as one that lost none."""
+    found = []
+    for number in (0, lost):
+        d = -(np.arange(80) < number).astype(float)[:, None]
+        m = moments(d, np.ones_like(d), np.zeros(80, int), "macro")
+        found.append(float(detectable_drops(m, np.ones(1), OPTIONS)[0]))
+    assert found[1] == pytest.approx(found[0], abs=0.003)
+
+
 def test_more_examples_show_smaller_drops():
     sizes = (10, 30, 100, 300, 1000)
     drops = []

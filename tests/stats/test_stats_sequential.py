@@ -82,6 +82,9 @@ def test_a_report_at_a_look_says_what_was_spent_and_widens_intervals():
         assert wide[name][0] < narrow[name][0] and wide[name][1] > narrow[name][1]
     assert wide["p_equivalence_raw"] == narrow["p_equivalence_raw"]
     assert wide["p_equivalence"] > narrow["p_equivalence"]
+    for task, rows in early["tasks"].items():
+        wide, narrow = rows["L8"]["diff_ci"], plain["tasks"][task]["L8"]["diff_ci"]
+        assert wide[0] < narrow[0] and wide[1] > narrow[1]
     again = analyze(frame.sample(frac=1, random_state=1), options, look=LOOKS)
     assert json.dumps(again) == json.dumps(early)
 
