@@ -6,7 +6,7 @@ from functools import cache
 
 import numpy as np
 
-__all__ = ["NEARLY_ALL_LOST", "SHAPES", "Shape", "truth"]
+__all__ = ["FEW_COUNT", "SHAPES", "Shape", "truth"]
 
 # Scores of ``full`` [N, R] and of the setting: [N, R], or [K, N, R] where an example has K seeds.
 Draw = Callable[[np.random.Generator, tuple[int, int]], tuple[np.ndarray, np.ndarray]]
@@ -199,6 +199,10 @@ SHAPES = (
         "three seeds an example, F1, 10 % lost by each alone, 10 % by all",
         seeds_f1_mixed(0.1, 0.1),
     ),
+)
+
+# However many pairs differ, few of them make up the difference, or keep their score where nearly all is lost.
+FEW_COUNT = (
     Shape(
         "stakes",
         "a tenth of the scores are 1, 30 % of those lost, the rest 0.1 and differ by 0.01",
@@ -225,10 +229,6 @@ SHAPES = (
         (1,) * 4,
         mean=-0.03,
     ),
-)
-
-# Nearly all is lost: what is rare here is a pair that keeps its score.
-NEARLY_ALL_LOST = (
     Shape("zero_one_80", "0/1, all right at first, 80 % lost", zero_one(0.80, accuracy=1.0)),
     Shape("zero_one_95", "0/1, all right at first, 95 % lost", zero_one(0.95, accuracy=1.0)),
 )

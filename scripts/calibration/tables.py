@@ -135,10 +135,9 @@ def saving_table(cells: list[dict]) -> str:
     return markdown((*head, "worst false equivalent", "worst false degraded"), rows)
 
 
-def summary(cells: list[dict], exact: list[dict]) -> list[str]:
-    """The worst figures, one line each."""
+def summary(cells: list[dict], most: list[dict], few: list[dict], exact: list[dict]) -> list[str]:
+    """The worst figures of all ``cells``, one line each; the highest coverage where most or few pairs count."""
     from_50 = [c for c in cells if c["clusters"] >= 50]
-    many = [c for c in from_50 if c["differing"] >= 20]
     tested = [c for c in cells if "false_equivalent" in c]
 
     def named(cell: dict, field: str) -> str:
@@ -149,9 +148,14 @@ def summary(cells: list[dict], exact: list[dict]) -> list[str]:
         return f"{cell[field]:.4f} (margin {cell['margin']:g}, n = {cell['clusters']})"
 
     lines = [f"lowest coverage from n = 50: {named(min(from_50, key=lambda c: c['coverage']), 'coverage')}"]
-    if many:
-        highest = max(many, key=lambda c: c["coverage"])
-        lines.append(f"highest coverage where 20 or more pairs differ: {named(highest, 'coverage')}")
+    for words, part in (
+        ("20 or more pairs differ", most),
+        ("20 or more pairs differ and few of them count", few),
+    ):
+        many = [c for c in part if c["clusters"] >= 50 and c["differing"] >= 20]
+        if many:
+            highest = max(many, key=lambda c: c["coverage"])
+            lines.append(f"highest coverage where {words}: {named(highest, 'coverage')}")
     for field in ("false_equivalent", "false_degraded"):
         words = field.replace("_", " ")
         worst = max(tested, key=lambda c: c[field])

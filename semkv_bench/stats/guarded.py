@@ -9,12 +9,12 @@ have not yet shown:
 
 * All pairs tie: exactly plus-two, both bounds. That alone would call a sample equivalent too early, see
   :func:`p_few_losses`.
-* Lower bound, which decides equivalence: one tie and ``LOSS_WEIGHT`` pairs that lose everything. "Everything" is
-  the whole scale while few pairs differ and shades, by ``ENOUGH`` differing pairs, into the size of a whole loss
-  in these data: the mean of the reference's scores, each weighted with its square, so that a few large scores
-  among many small ones count (1 for 0/1 scores, 0.33 for ROUGE around 0.27), or that of the differences where it
-  is larger. A cluster of several seeds or turns is lost whole only if they are lost together; as far as the data
-  show that they are lost one by one, the size shrinks.
+* Lower bound, which decides equivalence: one tie and ``LOSS_WEIGHT`` pairs that lose everything. "Everything"
+  is the whole scale while few pairs differ and shades, by ``ENOUGH`` differing pairs of ``KNOWN``, into the
+  size of a whole loss in these data: the mean of the reference's scores, each weighted with its square, so
+  that a few large scores among many small ones count (1 for 0/1 scores, 0.33 for ROUGE around 0.27), or that
+  of the differences where it is larger. A cluster of several seeds or turns is lost whole only if they are
+  lost together; as far as the data show that they are lost one by one, the size shrinks.
 * Upper bound, which decides degradation: one pair that gains the whole scale and one tie. By ``ENOUGH``
   differing pairs the first fades to one more pair at the average, and from half of that on the tie fades,
   too, since ties that stay would pull the bound towards 0 in every sample. The tie stays where nearly all
@@ -52,7 +52,7 @@ __all__ = [
     "upper_side",
 ]
 
-ENOUGH = 20.0
+ENOUGH, KNOWN = 20.0, 50.0
 LOSS_WEIGHT = 1.5
 SKEW_CAP = 0.36
 TIE = 1e-12
@@ -228,12 +228,17 @@ def _lost_together(unit: np.ndarray, size: np.ndarray, rows: np.ndarray, whole: 
 
 def lower_side(m: Moments) -> Side:
     """The bound that must stay above -margin for equivalence (use negative ``t``)."""
-    fresh = np.clip(1 - m.differing / ENOUGH, 0, 1)
-    tied = np.clip(1 - m.differing, 0, 1)
+    fresh, tied = _unseen(m), np.clip(1 - m.differing, 0, 1)
     loss = fresh + (1 - fresh) * np.maximum(m.stake, m.spread)
     weight = np.where(m.differing > 0, LOSS_WEIGHT * m.heaviest, 1.0)
     side = _with_guards(_tied(m, tied), -loss, weight, tied, np.ones_like(loss))
     return replace(side, skew=np.zeros_like(side.skew))
+
+
+def _unseen(m: Moments) -> np.ndarray:
+    """How little the sample says about the size of a loss, from 1 to 0: few pairs differ, or there are few."""
+    few = (KNOWN - m.n_eff) / (KNOWN - ENOUGH)
+    return np.clip(np.maximum(1 - m.differing / ENOUGH, few), 0, 1)
 
 
 def upper_side(m: Moments) -> Side:
@@ -314,10 +319,11 @@ def p_few_losses(m: Moments, margin: float) -> np.ndarray:
     the level: n ties have probability ``(1 - margin / size)**n``, and at a margin of 0.03 it takes 99 of them to
     pass at 0.05. That matters where alpha is shared among many settings, and the normal approximation of
     :func:`p_above` does not reach so far out. The size is the whole scale while few pairs differ and shades, by
-    ``ENOUGH`` differing pairs, into that of the differences seen. The drop may lie anywhere: all over the sample,
-    or in the tasks whose clusters weigh most, where fewer losses make it up; the largest of these chances counts.
+    ``ENOUGH`` differing pairs of ``KNOWN``, into that of the differences seen. The drop may lie anywhere: all over
+    the sample, or in the tasks whose clusters weigh most, where fewer losses make it up; the largest of these
+    chances counts.
     """
-    fresh = np.clip(1 - m.differing / ENOUGH, 0, 1)
+    fresh = _unseen(m)
     size = np.maximum(fresh + (1 - fresh) * m.spread, margin + TIE)
     total = np.maximum(-m.mean, 0) / size
     anywhere = _p_binomial(total * m.n_eff, m.n_eff, margin / size)
