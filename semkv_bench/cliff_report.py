@@ -63,7 +63,8 @@ def _write_and_show(source: _Source, console: Console) -> dict[str, Any]:
         result["batching"] = _batching_noise(source.frame)
     written = report.write(result, source.frame, source.context, source.out)
     report.show(result, source.context, console)
-    console.print(f"\nreport: {written.get('report.html', source.out)}", highlight=False, soft_wrap=True)
+    where = f"\nreport: {written.get('report.html', source.out)}"
+    console.print(where, highlight=False, markup=False, soft_wrap=True)
     return result
 
 
@@ -92,7 +93,9 @@ def _own(config: DictConfig, changed: Collection[str]) -> _Source:
     if config.out is None:
         if path.is_dir():
             check_writable(path, "run")
-        return _of_run(path, given_options(config, changed))
+        source = _of_run(path, given_options(config, changed))
+        # A look under other options leaves the report of what was fixed beforehand as it is.
+        return source if source.preregistered else replace(source, out=path / "exploratory")
     out = Path(config.out).expanduser()
     check_out(out, own=path)
     return replace(_of_run(path, given_options(config, changed)), out=out)

@@ -14,6 +14,7 @@ from hydra.errors import HydraException, InstantiationException, OverrideParseEx
 from hydra.utils import instantiate
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from yaml import YAMLError
 
 import semkv_bench
 from semkv_bench.errors import SemkvError, UsageError
@@ -174,7 +175,7 @@ def compose_config(name: str, overrides: Sequence[str] = ()) -> DictConfig:
     try:
         with initialize_config_dir(str(conf_dir()), version_base="1.3"):
             return check_config(name, compose(name, overrides=[*overrides, *search_path()]))
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
+    except (HydraException, OmegaConfBaseException, ValueError, YAMLError) as error:
         raise UsageError(_in_one_line(error)) from error
 
 

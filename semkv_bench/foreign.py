@@ -13,6 +13,7 @@ import pandas as pd
 
 from semkv_bench.cells import as_flag, as_integer, as_number, as_text, is_null, short
 from semkv_bench.errors import MissingError, UsageError
+from semkv_bench.spelling import kind_of
 
 __all__ = ["KINDS", "PLACE", "REFERENCE", "normalize", "read_records"]
 
@@ -53,8 +54,9 @@ def read_records(path: Path | str, *, model: str | None = None) -> pd.DataFrame:
 
     The file (.jsonl, .parquet, or .csv with commas, semicolons or tabs) needs the columns task, example_id,
     setting, code_bits and score (0..1); the setting ``full`` is the reference. Absent columns become seed 0,
-    turn 0, kind uniform (full for ``full``), and null; ``code_bits`` of ``full`` may be left out. Ids are
-    compared as text. ``model`` keeps the rows of one model, since models are never pooled.
+    turn 0, the kind that the setting's name tells (:func:`semkv_bench.spelling.kind_of`), and null; ``code_bits``
+    of ``full`` may be left out. Ids are compared as text. ``model`` keeps the rows of one model, since models are
+    never pooled.
 
     Raises:
         MissingError: there is no such file.
@@ -306,8 +308,8 @@ def _flags(frame: pd.DataFrame, fail: _Complaint) -> pd.Series:
 
 
 def _kinds(frame: pd.DataFrame, fail: _Complaint) -> pd.Series:
-    default = np.where(frame["setting"] == REFERENCE, "full", "uniform")
-    kind = frame["kind"].where(frame["kind"].notna(), pd.Series(default, index=frame.index, dtype=object))
+    named = {name: "full" if name == REFERENCE else kind_of(str(name)) for name in frame["setting"].unique()}
+    kind = frame["kind"].where(frame["kind"].notna(), frame["setting"].map(named).astype(object))
     fail(~kind.isin(KINDS), lambda i: f"kind {kind[i]!r} is none of {', '.join(KINDS)}")
     wrong = (frame["setting"] == REFERENCE) & (kind != "full")
     fail(wrong, lambda i: f"the setting {REFERENCE} has kind {kind[i]!r}; it is the reference, kind full")

@@ -57,7 +57,7 @@ def make_overview(config: DictConfig, given: dict[str, Any], console: Console) -
     rows = overview_rows(reports)
     written = write_overview(rows, left_out, out)
     show_overview(rows, left_out, console)
-    console.print(f"\noverview: {written['report.html']}", highlight=False, soft_wrap=True)
+    console.print(f"\noverview: {written['report.html']}", highlight=False, markup=False, soft_wrap=True)
     return out
 
 

@@ -102,6 +102,8 @@ def make_plan(config: DictConfig, exclude: Collection[tuple[str, str]] = ()) -> 
         raise UsageError(
             f"task.length={length} is beyond the {shape.max_positions} positions of {source.name}"
         )
+    if any(not -(2**63) <= seed < 2**63 for seed in config.seeds):
+        raise UsageError(f"seeds={list(config.seeds)} must be whole numbers of at most 64 bits")
     examples = task.examples(
         source.tokenizer(),
         list(config.seeds),
@@ -169,13 +171,19 @@ def too_few(plan: Plan) -> str | None:
 
 def quantizers(config: DictConfig) -> tuple[Quantizer, Quantizer]:
     """Quantizers of the keys and of the values."""
-    keys = build(config.quantizer, "quantizer")
-    values = (
-        keys.for_values()
-        if config.value_quantizer is None
-        else build(config.value_quantizer, "value_quantizer")
+    keys = _quantizer(config, "quantizer")
+    return keys, keys.for_values() if config.value_quantizer is None else _quantizer(
+        config, "value_quantizer"
     )
-    return keys, values
+
+
+def _quantizer(config: DictConfig, group: str) -> Quantizer:
+    made = build(config[group], group)
+    if not isinstance(made, Quantizer):
+        raise UsageError(
+            f"{group}: its file must say `_target_: module.Class` of a Quantizer; it makes a {type(made).__name__}"
+        )
+    return made
 
 
 def planned_settings(config: DictConfig) -> tuple[Setting, ...]:

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from semkv_bench import report
 from semkv_bench.cliff_report import run_report
+from semkv_bench.config import conf_dir
 from semkv_bench.errors import CheckFailed, UsageError
 from semkv_bench.paths import check_writable
 from semkv_bench.plan import Plan, make_plan
@@ -71,6 +72,9 @@ def run_recipe(config: DictConfig, run: Runner, console: Console) -> Path:
         raise UsageError(
             "recipe mixes one pair of levels for keys and values; leave grid.key_levels and value_levels out"
         )
+    default = OmegaConf.load(conf_dir() / "allocation" / "two_level.yaml")
+    if any(config.allocation.get(end, default[end]) != default[end] for end in ("high", "low")):
+        raise UsageError("recipe finds allocation.high and allocation.low itself; leave them out")
     check_writable(Path(config.out or RUNS).expanduser())
     uniform = _uniform_config(config)
     first = make_plan(uniform)

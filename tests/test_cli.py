@@ -192,6 +192,9 @@ def test_longbench_from_a_local_folder(local_folder, tmp_path, capsys):
         (["sweep", "stats.margin=1"], 2, "stats.margin"),
         (["sweep", "subset=[needles]"], 2, "niah_noise"),
         (["sweep", "seeds=[1,1]"], 2, "names a seed twice"),
+        (["sweep", f"seeds=[{2**63}]"], 2, "whole numbers of at most 64 bits"),
+        (["sweep", f"stats.resamples={10**9}"], 2, "from 100 to 100000"),
+        (["regress", "baseline=nowhere.json"], 3, "write it with --update added to this command"),
         (["sweep", "max_prompt_tokens=3"], 2, "max_prompt_tokens"),
         (["sweep", "task.length=9000"], 2, "beyond the 8192 positions"),
         (["sweep", "allocation=prune", "allocation.keep=0"], 2, "allocation.keep=0"),
@@ -462,6 +465,17 @@ def test_a_report_of_a_run_does_not_replace_anothers(run, tmp_path, capsys):
     assert "folder of a run" in _lines(capsys)[1] and len(list(other.iterdir())) == 1
     (tmp_path / "same").symlink_to(run)
     assert main(["cliff-report", f"run={run}", f"out={tmp_path / 'same'}"]) == 0
+
+
+def test_another_margin_leaves_the_report_of_the_fixed_one_as_it_is(run, tmp_path, capsys):
+    own = tmp_path / "a[/red]"
+    shutil.copytree(run, own)
+    assert main(["cliff-report", f"run={own}"]) == 0
+    before = (own / "report.json").read_bytes()
+    assert main(["cliff-report", f"run={own}", "stats.margin=0.3"]) == 0
+    assert (own / "report.json").read_bytes() == before
+    assert json.loads((own / "exploratory/report.json").read_text())["margin"] == 0.3
+    assert f"{own}/exploratory/report.html" in _lines(capsys)[0]
 
 
 def test_whole_statistics_given_at_once_count_as_changed(run, tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from semkv_bench.cli import _path_as_given
+from semkv_bench.cli import _path_as_given, main
 from semkv_bench.config import build, check_sweeps, choices, compose_config, conf_dir
 from semkv_bench.errors import UsageError
 from semkv_bench.plan import planned_settings, stats_options
@@ -181,3 +181,15 @@ def test_storage_does_not_pass_over_an_unknown_model():
     with pytest.raises(UsageError, match="there is no model 'nope'; choose from custom"):
         compose_config("storage", ["model=nope"])
     assert compose_config("storage").model is None
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [("a: 1", "a Quantizer; it makes a dict"), ("_target_: os.getcwd", "makes a str"), ("a: [1", "bad.yaml")],
+)
+def test_a_wrong_file_of_ones_own_is_one_clear_line(content, told, tmp_path, capsys):
+    (tmp_path / "quantizer").mkdir()
+    (tmp_path / "quantizer/bad.yaml").write_text(content)
+    assert main(["storage", "--conf", str(tmp_path), "quantizer=bad"]) == 2
+    err = capsys.readouterr().err.strip()
+    assert told in err and len(err.splitlines()) == 1

@@ -323,6 +323,20 @@ def test_mixed_allocations_may_vary_by_whole_tokens():
         normalize(table)
 
 
+def test_names_tell_kinds_that_are_not_given():
+    """Else a mix would count as a point of the grid, and move the cliff."""
+    names = ["full", "affine-L16", "affine-L16/5@0.25:key_norm", "prune@0.5:random", "odd@2:random"]
+    kinds = ["full", "uniform", "mixed", "prune", "uniform"]
+    bits = [16.0, 4.0, 2.7, np.nan, 3.0]
+    rows = [
+        {"task": "qa", "example_id": i, "setting": name, "code_bits": b, "score": 1.0}
+        for i in range(2)
+        for name, b in zip(names, bits, strict=True)
+    ]
+    found = normalize(pd.DataFrame(rows)).drop_duplicates("setting").set_index("setting")["kind"]
+    assert [found[name] for name in names] == kinds
+
+
 def test_pruned_settings_need_no_code_bits():
     table = frame(kind=["full", "full", "prune", "prune"])
     table["code_bits"] = [16, 16, np.nan, np.nan]

@@ -106,6 +106,7 @@ def test_settings_apart_for_keys_and_values_are_refused(local_folder, tmp_path, 
         ("allocation.metric=nope", "no importance metric 'nope'"),
         ("allocation.fraction=7", "allocation.fraction=7"),
         ("allocation=prune", "leave allocation=two_level"),
+        ("allocation.high=16", "finds allocation.high and allocation.low itself"),
     ],
 )
 def test_what_only_the_second_sweep_needs_is_checked_first(override, told, local_folder, tmp_path, capsys):

@@ -154,7 +154,7 @@ def read_baseline(path: Path) -> Snapshot:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise MissingError(
-            f"there is no baseline {path}; write one from a tree you trust with `semkv-bench regress --update`"
+            f"there is no baseline {path}; from a tree you trust, write it with --update added to this command"
         ) from error
     except (OSError, ValueError) as error:
         raise UsageError(f"the baseline {path} cannot be read: {error}") from error

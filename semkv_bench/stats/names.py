@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from semkv_bench.spelling import parts
 from semkv_bench.stats.pairing import SettingInfo
 
 __all__ = ["Allocated", "allocated"]
-
-_MIX = re.compile(r"^(?:(?P<family>.+)-)?L(?P<high>\d+)/(?P<low>\d+)@(?P<share>[^:]+):(?P<metric>.+)$")
-_PRUNE = re.compile(r"^(?:(?P<family>.+)-)?prune@(?P<share>[^:]+):(?P<metric>.+)$")
 
 
 @dataclass(frozen=True)
@@ -55,19 +52,11 @@ def allocated(settings: Sequence[SettingInfo]) -> list[Allocated]:
     """The mixes and pruned settings among ``settings`` whose names can be read, in their order."""
     found = []
     for index, info in enumerate(settings):
-        pattern = {"mixed": _MIX, "prune": _PRUNE}.get(info.kind)
-        match = pattern.match(info.name) if pattern else None
-        share = _share(match["share"]) if match else None
-        if share is None:
+        match = parts(info.name, info.kind)
+        if match is None:
             continue
         levels = [int(match[end]) for end in ("high", "low")] if info.kind == "mixed" else [None, None]
-        found.append(Allocated(index, info.kind, match["family"], *levels, share, match["metric"]))
+        found.append(
+            Allocated(index, info.kind, match["family"], *levels, float(match["share"]), match["metric"])
+        )
     return found
-
-
-def _share(text: str) -> float | None:
-    try:
-        share = float(text)
-    except ValueError:
-        return None
-    return share if 0 <= share <= 1 else None

@@ -10,6 +10,8 @@ from semkv_bench.errors import UsageError
 
 __all__ = ["StatsOptions"]
 
+MOST_RESAMPLES = 100_000  # of some hundred settings, they fit into memory
+
 
 @dataclass(frozen=True)
 class StatsOptions:
@@ -39,7 +41,7 @@ class StatsOptions:
         _number("margin", self.margin, 0.0, 1.0)
         _number("alpha", self.alpha, 0.0, 0.5)
         _number("confidence", self.confidence, 0.5, 1.0)
-        _whole("resamples", self.resamples, 100)
+        _whole("resamples", self.resamples, 100, MOST_RESAMPLES)
         _whole("seed", self.seed, 0)
         _choice("average", self.average, ("macro", "micro"))
         _choice("unpaired", self.unpaired, ("error", "drop"))
@@ -54,9 +56,11 @@ def _number(name: str, value: object, low: float, high: float) -> None:
         )
 
 
-def _whole(name: str, value: object, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise UsageError(f"stats.{name} must be a whole number of at least {least}, got {value!r}")
+def _whole(name: str, value: object, least: int, most: int | None = None) -> None:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole or value < least or (most is not None and value > most):
+        limit = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise UsageError(f"stats.{name} must be a whole number {limit}, got {value!r}")
 
 
 def _sizes(looks: object) -> tuple[int, ...] | None:
