@@ -278,12 +278,9 @@ def _with_guards(
 def guarded_interval(m: Moments, confidence: float) -> tuple[np.ndarray, np.ndarray]:
     """Lower and upper end, shapes [S], of the two-sided interval, cut to the scale -1..1."""
     low, high, tail = lower_side(m), upper_side(m), (1 - confidence) / 2
-    lower = low.at(-stats.t.isf(tail, low.df))
-    upper = high.at(stats.t.isf(tail, high.df))
-    lower, upper = (
-        np.minimum(lower, m.mean),
-        np.maximum(upper, m.mean),
-    )  # rounding, where all pairs are the same
+    # The guards of one or two pairs could pull both ends past the average.
+    lower = np.minimum(low.at(-stats.t.isf(tail, low.df)), m.mean)
+    upper = np.maximum(high.at(stats.t.isf(tail, high.df)), m.mean)
     return np.clip(lower, -1, 1), np.clip(upper, -1, 1)
 
 
