@@ -31,6 +31,9 @@ def protocol_hash(protocol: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
 
 
+_MENDED = "put a copy of it back, or run the sweep again into another out=DIR"
+
+
 @dataclass
 class RunFolder:
     """A folder that one or several processes append records to.
@@ -61,7 +64,10 @@ class RunFolder:
             entries = list(path.iterdir())
             if not (path / "protocol.yaml").exists():
                 if not _only_scratch(entries):
-                    raise UsageError(f"{path} is not empty and not a run folder; choose another out=DIR")
+                    raise UsageError(
+                        f"{path} is not empty and not a run folder (no protocol.yaml: put it back if it was one); "
+                        "choose another out=DIR"
+                    )
                 _seal(path, sealed, config_yaml)
             _require_same(path, sealed)
         return cls(path, sealed)
@@ -204,10 +210,10 @@ def read_run(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
     try:
         recorded, settings = protocol["hash"], tuple(protocol["settings"])
     except (KeyError, TypeError) as error:
-        raise UsageError(f"{path / 'protocol.yaml'} is damaged: no {error}") from error
+        raise UsageError(f"{path / 'protocol.yaml'} is damaged: no {error}; {_MENDED}") from error
     if protocol_hash(protocol) != recorded:
         raise UsageError(
-            f"{path / 'protocol.yaml'} was changed after it was written: its hash does not match"
+            f"{path / 'protocol.yaml'} was changed after it was written: its hash does not match; {_MENDED}"
         )
     records: list[dict[str, Any]] = []
     for file in sorted(path.glob("records-*.jsonl")):
@@ -291,9 +297,10 @@ def _read_protocol(path: Path) -> dict[str, Any]:
     try:
         protocol = yaml.safe_load((path / "protocol.yaml").read_text())
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UsageError(f"{path / 'protocol.yaml'} is damaged: {str(error).splitlines()[0]}") from error
+        reason = str(error).splitlines()[0]
+        raise UsageError(f"{path / 'protocol.yaml'} is damaged: {reason}; {_MENDED}") from error
     if not isinstance(protocol, dict):
-        raise UsageError(f"{path / 'protocol.yaml'} is damaged: it holds no protocol")
+        raise UsageError(f"{path / 'protocol.yaml'} is damaged: it holds no protocol; {_MENDED}")
     return protocol
 
 
