@@ -21,6 +21,7 @@ from rich.logging import RichHandler
 from semkv_bench.console import LastingConsole
 from semkv_bench.errors import MissingError, SemkvError, UsageError
 from semkv_bench.interrupt import STOPPED, one_line_on_interrupt
+from semkv_bench.console import _err, _out, set_up_output
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from semkv_bench.plan import Plan
     from semkv_bench.records import RunFolder
 
-__all__ = ["main", "set_up_output", "sweep_once"]
+__all__ = ["main", "sweep_once"]
 
 _SUMMARY = """semkv-bench measures where an LLM's quality falls off a cliff as its KV cache
 loses bits.
@@ -56,8 +57,6 @@ groups and choices."""
 
 _PATHS = ("baseline", "dir", "out", "path", "prompts_path", "records", "run")
 
-_out = LastingConsole()
-_err = LastingConsole(stderr=True)
 
 
 @one_line_on_interrupt()
@@ -434,15 +433,6 @@ def _fail(error: SemkvError) -> int:
     return error.exit_code
 
 
-def set_up_output() -> None:
-    """Quiet the libraries and show our own log lines on stderr; a worker process calls it once, too."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    # Threads that spin at barriers slow a sweep tenfold as soon as anything else wants a core. Read by torch on import.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    warnings.filterwarnings("ignore", category=FutureWarning, module="torch|transformers|hydra")
-    handler = RichHandler(console=_err, show_time=False, show_path=False, show_level=False, markup=False)
-    logging.basicConfig(level=logging.WARNING, handlers=[handler], format="%(message)s", force=True)
-    logging.getLogger("semkv_bench").setLevel(logging.INFO)
 
 
 if __name__ == "__main__":

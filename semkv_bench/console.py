@@ -4,6 +4,25 @@ import os
 from contextlib import suppress
 
 from rich.console import Console
+import json
+import logging
+import os
+import re
+import shlex
+import signal
+import sys
+import textwrap
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+from rich.logging import RichHandler
+from semkv_bench.console import LastingConsole
+from semkv_bench.errors import MissingError, SemkvError, UsageError
+from semkv_bench.interrupt import STOPPED, one_line_on_interrupt
 
 __all__ = ["LastingConsole"]
 
@@ -16,3 +35,23 @@ class LastingConsole(Console):
         # Streams without a descriptor have no pipe either.
         with suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
             os.dup2(nowhere.fileno(), self.file.fileno())
+
+
+_out = LastingConsole()
+
+
+
+_err = LastingConsole(stderr=True)
+
+
+
+def set_up_output() -> None:
+    """Quiet the libraries and show our own log lines on stderr; a worker process calls it once, too."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    # Threads that spin at barriers slow a sweep tenfold as soon as anything else wants a core. Read by torch on import.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch|transformers|hydra")
+    handler = RichHandler(console=_err, show_time=False, show_path=False, show_level=False, markup=False)
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], format="%(message)s", force=True)
+    logging.getLogger("semkv_bench").setLevel(logging.INFO)
+

@@ -162,7 +162,8 @@ def _gpus() -> int:
 
 
 def _job(config: DictConfig) -> None:
-    from semkv_bench.cli import set_up_output, sweep_once
+    from semkv_bench.cli import sweep_once
+    from semkv_bench.console import set_up_output
 
     context: Any = HydraConfig.get()
     in_worker = context.runtime.choices.get("hydra/launcher", _HERE) != _HERE
