@@ -16,7 +16,8 @@ from semkv_bench.config import build, choice_file, choices, compose_config
 from semkv_bench.errors import MissingError, UsageError
 from semkv_bench.models import EmbeddedModel, ModelShape, PretrainedModel
 from semkv_bench.published import published
-from semkv_bench.storage import CONFIGURATION, PUBLICATION, human_bytes
+from semkv_bench.storage import CONFIGURATION, PUBLICATION
+from semkv_bench.console import human_bytes
 
 __all__ = ["Entry", "catalog", "describe_model", "show_catalog"]
 

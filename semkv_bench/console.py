@@ -23,6 +23,16 @@ from rich.logging import RichHandler
 from semkv_bench.console import LastingConsole
 from semkv_bench.errors import MissingError, SemkvError, UsageError
 from semkv_bench.interrupt import STOPPED, one_line_on_interrupt
+from typing import Any
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+from rich.table import Table
+from semkv_bench.config import build
+from semkv_bench.errors import MissingError, UsageError
+from semkv_bench.models import ModelShape
+from semkv_bench.plan import quantizers
+from semkv_bench.published import published
+from semkv_bench.settings import FULL, Setting, uniform_settings
 
 __all__ = ["LastingConsole"]
 
@@ -54,4 +64,14 @@ def set_up_output() -> None:
     handler = RichHandler(console=_err, show_time=False, show_path=False, show_level=False, markup=False)
     logging.basicConfig(level=logging.WARNING, handlers=[handler], format="%(message)s", force=True)
     logging.getLogger("semkv_bench").setLevel(logging.INFO)
+
+
+
+def human_bytes(size: float) -> str:
+    """``31.9 MiB``."""
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.3g} {unit}"
+        size /= 1024
+    return f"{size:.3g} GiB"
 

@@ -12,12 +12,12 @@ from semkv_bench.models import ModelShape
 from semkv_bench.plan import quantizers
 from semkv_bench.published import published
 from semkv_bench.settings import FULL, Setting, uniform_settings
+from semkv_bench.console import human_bytes
 
 __all__ = [
     "CONFIGURATION",
     "PUBLICATION",
     "cache_bytes",
-    "human_bytes",
     "published_words",
     "show_storage",
     "storage_rows",
@@ -144,10 +144,3 @@ def _thousands(tokens: int) -> str:
     return f"{tokens // 1024}k" if tokens % 1024 == 0 else f"{tokens:,}"
 
 
-def human_bytes(size: float) -> str:
-    """``31.9 MiB``."""
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.3g} {unit}"
-        size /= 1024
-    return f"{size:.3g} GiB"
