@@ -135,7 +135,7 @@ def sweep_once(config: "DictConfig", worker: int | None = None) -> None:
 
     worker: number of the job where several run side by side; they show plain lines and take a GPU each.
     """
-    from semkv_bench.paths import check_writable
+    from semkv_bench.files import check_writable
     from semkv_bench.plan import make_plan
     from semkv_bench.shard import Shard
     from semkv_bench.sweep import RUNS

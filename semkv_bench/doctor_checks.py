@@ -24,7 +24,7 @@ from semkv_bench.hub import hub_reachable
 from semkv_bench.kernels import backend
 from semkv_bench.models import EmbeddedModel
 from semkv_bench.multirun import LAUNCHER_PACKAGES
-from semkv_bench.paths import cache_dir
+from semkv_bench.files import cache_dir
 from semkv_bench.report.axes import drawing
 from semkv_bench.console import human_bytes
 from semkv_bench.sweep import RUNS

@@ -27,7 +27,7 @@ from semkv_bench.cache import full_attention_layers, layer_types
 from semkv_bench.device_map import check_device_map, check_devices_present, check_modules, input_device
 from semkv_bench.errors import MissingError, SemkvError, UsageError
 from semkv_bench.hub import hub_reachable
-from semkv_bench.paths import cache_dir
+from semkv_bench.files import cache_dir
 
 __all__ = ["EmbeddedModel", "LoadedModel", "ModelShape", "PretrainedModel"]
 

@@ -26,7 +26,7 @@ from semkv_bench.config import (
     wrong_configuration,
 )
 from semkv_bench.errors import MissingError, SemkvError, UsageError
-from semkv_bench.paths import check_writable
+from semkv_bench.files import check_writable
 from semkv_bench.plan import make_plan
 from semkv_bench.sweep import RUNS
 

@@ -13,7 +13,7 @@ from semkv_bench import report
 from semkv_bench.cliff_report import run_report
 from semkv_bench.config import conf_dir
 from semkv_bench.errors import CheckFailed, UsageError
-from semkv_bench.paths import check_writable
+from semkv_bench.files import check_writable
 from semkv_bench.plan import Plan, make_plan
 from semkv_bench.records import RunFolder, protocol_hash
 from semkv_bench.report.files import write_all

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from semkv_bench.errors import SemkvError, UsageError
-from semkv_bench.paths import check_writable
+from semkv_bench.files import check_writable
 
 
 def test_what_can_be_made_is_not_made_yet(tmp_path):

@@ -15,7 +15,7 @@ import semkv_bench
 from semkv_bench.config import build
 from semkv_bench.errors import MissingError, SemkvError, UsageError
 from semkv_bench.models import ModelShape
-from semkv_bench.paths import check_writable
+from semkv_bench.files import check_writable
 from semkv_bench.plan import Plan, make_plan, planned_settings, quantizers
 from semkv_bench.records import RunFolder, protocol_hash, read_run, read_sessions
 from semkv_bench.regress.checks import Checks, code_checks

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from semkv_bench.errors import MissingError, UsageError
-from semkv_bench.paths import cache_dir
+from semkv_bench.files import cache_dir
 
 __all__ = ["FOLLOW_UPS", "OFFICIAL_SHA256", "OFFICIAL_URL", "OWN", "PromptSet", "fill", "load_prompts"]
 

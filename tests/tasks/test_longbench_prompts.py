@@ -9,7 +9,7 @@ import pytest
 from huggingface_hub import constants
 
 from semkv_bench.errors import MissingError, UsageError
-from semkv_bench.paths import cache_dir
+from semkv_bench.files import cache_dir
 from semkv_bench.tasks import longbench_prompts as prompts
 from semkv_bench.tasks.longbench import GROUPS, TASKS
 
