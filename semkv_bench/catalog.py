@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.table import Table
 
-from semkv_bench.config import build, choice_file, choices, compose_config
+from semkv_bench.config.compose import build, choice_file, choices, compose_config
 from semkv_bench.errors import MissingError, UsageError
 from semkv_bench.models import EmbeddedModel, ModelShape, PretrainedModel
 from semkv_bench.published import published

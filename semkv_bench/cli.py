@@ -119,7 +119,7 @@ def _own_folders(arguments: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _sweep(arguments: list[str]) -> int:
-    from semkv_bench.config import compose_config
+    from semkv_bench.config.compose import compose_config
 
     if "-m" in arguments or "--multirun" in arguments:
         from semkv_bench.multirun import multirun
@@ -205,7 +205,7 @@ def _ran_words(ran: int, folder: "RunFolder", config: "DictConfig") -> str:
 
 def _cliff_report(arguments: list[str]) -> int:
     from semkv_bench.cliff_report import given_options, make_report
-    from semkv_bench.config import compose_config
+    from semkv_bench.config.compose import compose_config
 
     # Hydra would take model= for the group of models, and a name of brackets and commas for a list.
     models = [argument for argument in arguments if argument.startswith("model=")]
@@ -232,7 +232,7 @@ def _unquoted(value: str) -> str:
 
 
 def _recipe(arguments: list[str]) -> int:
-    from semkv_bench.config import compose_config
+    from semkv_bench.config.compose import compose_config
     from semkv_bench.recipe import run_recipe
 
     run_recipe(compose_config("recipe", _overrides(arguments)), _run_plan, _out)
@@ -240,7 +240,7 @@ def _recipe(arguments: list[str]) -> int:
 
 
 def _regress(arguments: list[str]) -> int:
-    from semkv_bench.config import compose_config
+    from semkv_bench.config.compose import compose_config
     from semkv_bench.regress import run_regress
 
     flags = {"--json", "--update"}
@@ -254,7 +254,7 @@ def _regress(arguments: list[str]) -> int:
 
 
 def _storage(arguments: list[str]) -> int:
-    from semkv_bench.config import compose_config
+    from semkv_bench.config.compose import compose_config
     from semkv_bench.storage import show_storage, storage_rows
 
     as_json = "--json" in arguments
@@ -269,7 +269,7 @@ def _storage(arguments: list[str]) -> int:
 
 def _plan(arguments: list[str]) -> int:
     flags, rest = _flags(arguments, "--json", "--calibrate")
-    from semkv_bench.config import compose_config
+    from semkv_bench.config.compose import compose_config
     from semkv_bench.memory import estimate_memory, weights_of
     from semkv_bench.plan import make_plan
     from semkv_bench.plan_view import plan_content, show_plan
@@ -390,7 +390,7 @@ def _wrapped(line: str, width: int) -> str:
 
 
 def _keys_of(command: str, config_name: str) -> list[str]:
-    from semkv_bench.config import choices, conf_dir
+    from semkv_bench.config.compose import choices, conf_dir
 
     lines = [f"semkv-bench {command} key=value ...", "", "Groups and their choices (group=choice):"]
     lines += [f"  {group}: {', '.join(names)}" for group, names in choices(config_name).items()]

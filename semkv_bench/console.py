@@ -27,7 +27,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.table import Table
-from semkv_bench.config import build
+from semkv_bench.config.compose import build
 from semkv_bench.errors import MissingError, UsageError
 from semkv_bench.models import ModelShape
 from semkv_bench.plan import quantizers

@@ -16,7 +16,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from rich.console import Console
 
-from semkv_bench.config import (
+from semkv_bench.config.compose import (
     check_config,
     check_sweeps,
     conf_dir,

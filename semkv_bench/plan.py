@@ -8,7 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from semkv_bench.config import build
+from semkv_bench.config.compose import build
 from semkv_bench.engine import EngineOptions
 from semkv_bench.errors import UsageError
 from semkv_bench.extensions import fingerprints

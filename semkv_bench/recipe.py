@@ -11,7 +11,7 @@ from rich.console import Console
 
 from semkv_bench import report
 from semkv_bench.cliff_report import run_report
-from semkv_bench.config import conf_dir
+from semkv_bench.config.compose import conf_dir
 from semkv_bench.errors import CheckFailed, UsageError
 from semkv_bench.files import check_writable
 from semkv_bench.plan import Plan, make_plan

@@ -13,7 +13,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from semkv_bench.config import to_yaml
+from semkv_bench.config.compose import to_yaml
 from semkv_bench.device import describe
 from semkv_bench.engine import Engine, Outcome, Request, Turn
 from semkv_bench.errors import SemkvError, UsageError

@@ -8,7 +8,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from semkv_bench.cli import _path_as_given, main
-from semkv_bench.config import build, check_sweeps, choices, compose_config, conf_dir
+from semkv_bench.config.compose import build, check_sweeps, choices, compose_config, conf_dir
 from semkv_bench.errors import UsageError
 from semkv_bench.plan import planned_settings, stats_options
 
@@ -133,7 +133,7 @@ def test_multirun_is_checked_before_the_first_job():
 
 
 def test_found_from_any_working_directory(tmp_path):
-    code = "from semkv_bench.config import compose_config; print(compose_config('sweep').prompts)"
+    code = "from semkv_bench.config.compose import compose_config; print(compose_config('sweep').prompts)"
     root = str(Path(__file__).resolve().parents[1])
     ran = subprocess.run(
         [sys.executable, "-c", code],

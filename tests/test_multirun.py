@@ -12,7 +12,7 @@ import torch
 
 from semkv_bench import multirun
 from semkv_bench.cli import main
-from semkv_bench.config import check_sweeps
+from semkv_bench.config.compose import check_sweeps
 from semkv_bench.errors import UsageError
 from semkv_bench.records import read_run
 

@@ -5,7 +5,7 @@ import pytest
 from rich.console import Console
 
 from semkv_bench.cli import main
-from semkv_bench.config import compose_config
+from semkv_bench.config.compose import compose_config
 from semkv_bench.errors import CheckFailed
 from semkv_bench.recipe import Chosen, _mixed_config, choose_levels, run_recipe
 from semkv_bench.records import RunFolder

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from semkv_bench.cli import main
-from semkv_bench.config import compose_config
+from semkv_bench.config.compose import compose_config
 from semkv_bench.extensions import joined
 from semkv_bench.models import ModelShape
 from semkv_bench.plan import planned_settings, quantizers

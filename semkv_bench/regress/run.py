@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 import semkv_bench
-from semkv_bench.config import build
+from semkv_bench.config.compose import build
 from semkv_bench.errors import MissingError, SemkvError, UsageError
 from semkv_bench.models import ModelShape
 from semkv_bench.files import check_writable

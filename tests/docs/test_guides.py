@@ -49,7 +49,7 @@ def _storage(capsys, guide):
 def symmetric(own):
     """The quantizer of the guide, built from its YAML file."""
     own("add-a-quantizer.md")
-    from semkv_bench.config import build, compose_config
+    from semkv_bench.config.compose import build, compose_config
     from semkv_bench.extensions import joined
 
     def make(*overrides):

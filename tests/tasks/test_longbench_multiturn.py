@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-from semkv_bench.config import compose_config
+from semkv_bench.config.compose import compose_config
 from semkv_bench.errors import MissingError, UsageError
 from semkv_bench.plan import make_plan
 from semkv_bench.tasks import LongBench, LongBenchMultiturn

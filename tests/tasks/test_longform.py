@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from semkv_bench.config import compose_config
+from semkv_bench.config.compose import compose_config
 from semkv_bench.errors import UsageError
 from semkv_bench.plan import make_plan
 from semkv_bench.tasks import Longform
