@@ -93,7 +93,7 @@ def _run(command: str, arguments: list[str]) -> int:
     if command not in _COMMANDS:
         raise UsageError(f"there is no command {command!r}; choose from {', '.join(_COMMANDS)}")
     config_name, run = _COMMANDS[command]
-    from semkv_bench.extensions import joined
+    from semkv_bench.config.own import joined
 
     folders, arguments = _own_folders(arguments)
     with joined(folders):

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from semkv_bench.config.compose import build
 from semkv_bench.engine import EngineOptions
 from semkv_bench.errors import UsageError
-from semkv_bench.extensions import fingerprints
+from semkv_bench.config.own import fingerprints
 from semkv_bench.importance import metric
 from semkv_bench.looks import Stage, arrange, described
 from semkv_bench.models import EmbeddedModel, ModelShape, PretrainedModel

@@ -15,7 +15,7 @@ from semkv_bench import models
 from semkv_bench.cli import main
 from semkv_bench.config.compose import check_sweeps, choices, compose_config, conf_dir, search_path
 from semkv_bench.errors import MissingError
-from semkv_bench.extensions import joined
+from semkv_bench.config.own import joined
 from semkv_bench.multirun import LAUNCHER_PACKAGES, launcher_of
 from semkv_bench.plan import planned_settings, stats_options
 

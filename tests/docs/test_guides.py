@@ -50,7 +50,7 @@ def symmetric(own):
     """The quantizer of the guide, built from its YAML file."""
     own("add-a-quantizer.md")
     from semkv_bench.config.compose import build, compose_config
-    from semkv_bench.extensions import joined
+    from semkv_bench.config.own import joined
 
     def make(*overrides):
         with joined(["mine"]):
