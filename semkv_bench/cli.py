@@ -137,7 +137,7 @@ def sweep_once(config: "DictConfig", worker: int | None = None) -> None:
     """
     from semkv_bench.files import check_writable
     from semkv_bench.plan import make_plan
-    from semkv_bench.shard import Shard
+    from semkv_bench.config.shard import Shard
     from semkv_bench.sweep import RUNS
 
     check_writable(Path(config.out or RUNS).expanduser())
