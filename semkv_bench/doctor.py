@@ -15,28 +15,16 @@ from rich.console import Console
 from rich.table import Table
 
 import semkv_bench
+from semkv_bench.doctor.finding import Finding, MISSING, NOTE, OK
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
-__all__ = ["MISSING", "NOTE", "OK", "Finding", "as_json", "examine", "healthy", "show_findings"]
+__all__ = [ "as_json", "examine", "healthy", "show_findings"]
 
-OK, NOTE, MISSING = "ok", "note", "missing"
 _PYTHON = (3, 11)
 
 
-@dataclass(frozen=True)
-class Finding:
-    """What one check found.
-
-    state: ``ok``; ``note`` for what is useful but not needed; ``missing`` for what a sweep cannot do without.
-    mend: what to do about it, a command where there is one.
-    """
-
-    name: str
-    state: str
-    found: str
-    mend: str | None = None
 
 
 def examine() -> Iterator[Finding]:
