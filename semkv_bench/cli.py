@@ -316,7 +316,7 @@ def _doctor(arguments: list[str]) -> int:
     flags, rest = _flags(arguments, "--json")
     if rest:
         raise UsageError(f"doctor takes --json only, not {rest[0]}")
-    from semkv_bench.doctor import as_json, examine, healthy, show_findings
+    from semkv_bench.doctor.report import as_json, examine, healthy, show_findings
 
     with _err.status("looking at this machine"):
         findings = list(examine())

@@ -18,7 +18,7 @@ from matplotlib.font_manager import findfont
 
 import semkv_bench
 from semkv_bench.device import memory_total
-from semkv_bench.doctor.finding import MISSING, NOTE, OK, Finding
+from semkv_bench.doctor.report.finding import MISSING, NOTE, OK, Finding
 from semkv_bench.errors import SemkvError
 from semkv_bench.hub import hub_reachable
 from semkv_bench.kernels import backend

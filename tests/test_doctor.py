@@ -7,7 +7,7 @@ import pytest
 
 from semkv_bench import doctor, doctor_checks, selfcheck
 from semkv_bench.cli import main
-from semkv_bench.doctor.finding import MISSING, NOTE, OK
+from semkv_bench.doctor.report.finding import MISSING, NOTE, OK
 from semkv_bench.kernels import affine_reference
 
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 import semkv_bench
-from semkv_bench.doctor.finding import Finding, MISSING, NOTE, OK
+from semkv_bench.doctor.report.finding import Finding, MISSING, NOTE, OK
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
