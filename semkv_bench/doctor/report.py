@@ -33,7 +33,7 @@ def examine() -> Iterator[Finding]:
     yield from _python()
     yield from _packages()
     try:
-        checks = importlib.import_module("semkv_bench.doctor_checks").CHECKS
+        checks = importlib.import_module("semkv_bench.doctor.checks").CHECKS
     except Exception as error:
         yield Finding(
             "imports",
