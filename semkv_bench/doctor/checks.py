@@ -80,7 +80,7 @@ def _kernels() -> Iterator[Finding]:
 
 def _selfcheck() -> Iterator[Finding]:
     """In a process of its own, since a broken Triton or driver can take the process down."""
-    command = [sys.executable, "-m", "semkv_bench.selfcheck"]
+    command = [sys.executable, "-m", "semkv_bench.doctor.kernel_check"]
     if importlib.util.find_spec("triton") is not None:
         command.append("--triton")
     parent = str(Path(semkv_bench.__file__).resolve().parents[1])

@@ -1,4 +1,4 @@
-"""Do the kernels that would run here give what their torch references give? ``python -m semkv_bench.selfcheck``."""
+"""Do the kernels that would run here give what their torch references give? ``python -m semkv_bench.doctor.kernel_check``."""
 
 import importlib
 import json
