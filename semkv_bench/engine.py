@@ -21,44 +21,13 @@ from semkv_bench.models import LoadedModel, ModelShape
 from semkv_bench.requests import Outcome, Request, Turn
 from semkv_bench.rowcoding import RowCoding
 from semkv_bench.settings import Setting
+from semkv_bench.engine.options import EngineOptions
 
-__all__ = ["Engine", "EngineOptions", "Outcome", "Request", "Turn", "row_bytes"]
+__all__ = ["Engine", "Outcome", "Request", "Turn", "row_bytes"]
 
 _FORCED_BLOCKS = 4
 
 
-@dataclass(frozen=True)
-class EngineOptions:
-    """How settings are batched and tokens chosen.
-
-    memory_fraction: share of the device's memory that rows of caches may fill.
-    max_rows: at most so many settings in one batch; None leaves it to the memory.
-    teacher_tokens: tokens of the reference answer that KL and agreement are measured on.
-    temperature: 0 is greedy; above, all settings of an example draw with the same random numbers.
-    prefill_chunk: prompt tokens per forward call; None feeds the prompt whole.
-    noise_examples: examples on which ``full`` is also decoded alone, to show what batching by itself changes.
-    """
-
-    memory_fraction: float = 0.5
-    max_rows: int | None = None
-    teacher_tokens: int = 32
-    temperature: float = 0.0
-    prefill_chunk: int | None = None
-    noise_examples: int = 8
-
-    def __post_init__(self) -> None:
-        if not 0 < self.memory_fraction <= 1:
-            raise UsageError(f"engine.memory_fraction={self.memory_fraction} must be above 0 and at most 1")
-        for name, value, least in (
-            ("max_rows", self.max_rows, 1),
-            ("teacher_tokens", self.teacher_tokens, 1),
-            ("prefill_chunk", self.prefill_chunk, 1),
-            ("noise_examples", self.noise_examples, 0),
-        ):
-            if value is not None and value < least:
-                raise UsageError(f"engine.{name}={value} must be at least {least}")
-        if not self.temperature >= 0 or math.isinf(self.temperature):
-            raise UsageError(f"engine.temperature={self.temperature} must be 0 (greedy) or a positive number")
 
 
 class Engine:
