@@ -10,7 +10,7 @@ from transformers import LlamaConfig
 
 from semkv_bench import SemKVCache, kernels
 from semkv_bench.blocks import PREFILL, Blocks, coder_seed
-from semkv_bench.cache import RowCache
+from semkv_bench.engine.rows import RowCache
 from semkv_bench.engine import Engine, Request, Turn
 from semkv_bench.quantizers import Affine, TurboQuant
 from semkv_bench.quantizers.affine import AffineCoder

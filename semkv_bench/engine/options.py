@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from semkv_bench.blocks import PREFILL, Blocks
-from semkv_bench.cache import Row, RowCache, row_mask
+from semkv_bench.engine.rows import Row, RowCache, row_mask
 from semkv_bench.device import memory_total
 from semkv_bench.errors import SemkvError, UsageError
 from semkv_bench.importance import observe
