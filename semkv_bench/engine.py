@@ -19,7 +19,7 @@ from semkv_bench.importance import observe
 from semkv_bench.importance.tail import TailNotes
 from semkv_bench.models import LoadedModel, ModelShape
 from semkv_bench.requests import Outcome, Request, Turn
-from semkv_bench.rowcoding import RowCoding
+from semkv_bench.engine.coding import RowCoding
 from semkv_bench.settings import Setting
 from semkv_bench.engine.options import EngineOptions
 

@@ -14,7 +14,7 @@ from semkv_bench.engine.rows import RowCache
 from semkv_bench.engine import Engine, Request, Turn
 from semkv_bench.quantizers import Affine, TurboQuant
 from semkv_bench.quantizers.affine import AffineCoder
-from semkv_bench.rowcoding import RowCoding
+from semkv_bench.engine.coding import RowCoding
 from semkv_bench.settings import FULL, TwoLevelMixes
 
 # What is coded, and how often
