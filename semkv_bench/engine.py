@@ -18,7 +18,7 @@ from semkv_bench.errors import SemkvError, UsageError
 from semkv_bench.importance import observe
 from semkv_bench.importance.tail import TailNotes
 from semkv_bench.models import LoadedModel, ModelShape
-from semkv_bench.requests import Outcome, Request, Turn
+from semkv_bench.engine.outcome import Outcome, Request, Turn
 from semkv_bench.engine.coding import RowCoding
 from semkv_bench.settings import Setting
 from semkv_bench.engine.options import EngineOptions
