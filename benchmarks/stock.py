@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from semkv_bench.engine import Request
+from semkv_bench.engine.engine import Request
 from semkv_bench.models import LoadedModel
 from semkv_bench.settings import Setting
 

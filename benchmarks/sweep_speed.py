@@ -14,7 +14,7 @@ from pathlib import Path
 from stock import stock_generate
 
 from semkv_bench.device import describe
-from semkv_bench.engine import Engine, Request
+from semkv_bench.engine.engine import Engine, Request
 from semkv_bench.models import EmbeddedModel, LoadedModel
 from semkv_bench.quantizers import Affine
 from semkv_bench.settings import FULL, Setting, uniform_settings

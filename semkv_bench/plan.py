@@ -9,7 +9,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from semkv_bench.config.compose import build
-from semkv_bench.engine.options import EngineOptions
+from semkv_bench.engine.engine.options import EngineOptions
 from semkv_bench.errors import UsageError
 from semkv_bench.config.own import fingerprints
 from semkv_bench.importance import metric

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from semkv_bench.device import describe
-from semkv_bench.engine import Engine, Request
+from semkv_bench.engine.engine import Engine, Request
 from semkv_bench.errors import SemkvError
 from semkv_bench.memory import Weights, target_device
 from semkv_bench.models import LoadedModel

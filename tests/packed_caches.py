@@ -3,7 +3,7 @@
 import torch
 from transformers import LlamaConfig
 
-from semkv_bench.engine import Engine, Request
+from semkv_bench.engine.engine import Engine, Request
 from semkv_bench.quantizers import Affine, TurboQuant
 from semkv_bench.settings import FULL, TwoLevelMixes, uniform_settings
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from semkv_bench.engine import Request, Turn
+from semkv_bench.engine.engine import Request, Turn
 from semkv_bench.quantizers import Affine, TurboQuant
 from semkv_bench.settings import TwoLevelMixes, uniform_settings
 

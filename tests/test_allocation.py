@@ -6,7 +6,7 @@ from transformers import DynamicCache
 
 from semkv_bench.allocation import Prune, TwoLevel, Uniform, top_tokens
 from semkv_bench.blocks import ranking
-from semkv_bench.engine import Engine, Request
+from semkv_bench.engine.engine import Engine, Request
 from semkv_bench.errors import UsageError
 from semkv_bench.grid import FULL_PRECISION
 from semkv_bench.quantizers import Affine, TurboQuant

@@ -10,11 +10,11 @@ from transformers import LlamaConfig
 
 from semkv_bench import SemKVCache, kernels
 from semkv_bench.blocks import PREFILL, Blocks, coder_seed
-from semkv_bench.engine.rows import RowCache
-from semkv_bench.engine import Engine, Request, Turn
+from semkv_bench.engine.engine.rows import RowCache
+from semkv_bench.engine.engine import Engine, Request, Turn
 from semkv_bench.quantizers import Affine, TurboQuant
 from semkv_bench.quantizers.affine import AffineCoder
-from semkv_bench.engine.coding import RowCoding
+from semkv_bench.engine.engine.coding import RowCoding
 from semkv_bench.settings import FULL, TwoLevelMixes
 
 # What is coded, and how often

@@ -4,8 +4,8 @@ from accelerate import cpu_offload
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from semkv_bench.device_map import check_device_map, check_devices_present, check_modules, input_device
-from semkv_bench.engine import Engine, Request
-from semkv_bench.engine.options import EngineOptions
+from semkv_bench.engine.engine import Engine, Request
+from semkv_bench.engine.engine.options import EngineOptions
 from semkv_bench.errors import UsageError
 from semkv_bench.models import EmbeddedModel, LoadedModel, PretrainedModel
 from semkv_bench.quantizers import Affine

@@ -6,7 +6,7 @@ import torch
 
 from semkv_bench import memory, timing
 from semkv_bench.cli import main
-from semkv_bench.engine.options import EngineOptions
+from semkv_bench.engine.engine.options import EngineOptions
 from semkv_bench.memory import Weights, estimate_memory, weights_of
 from semkv_bench.models import ModelShape, PretrainedModel
 from semkv_bench.plan import Plan

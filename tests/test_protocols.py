@@ -8,8 +8,8 @@ from transformers import DynamicCache
 from semkv_bench import SemKVCache
 from semkv_bench.allocation import top_tokens
 from semkv_bench.blocks import PREFILL, Blocks
-from semkv_bench.engine import Engine, Request, Turn
-from semkv_bench.engine.options import EngineOptions
+from semkv_bench.engine.engine import Engine, Request, Turn
+from semkv_bench.engine.engine.options import EngineOptions
 from semkv_bench.importance import choices, observe, shared
 from semkv_bench.quantizers import Affine
 from semkv_bench.settings import FULL, Pruned, TwoLevelMixes

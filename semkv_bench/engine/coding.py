@@ -9,7 +9,7 @@ from torch import Tensor
 
 from semkv_bench.allocation import Allocation, top_tokens
 from semkv_bench.blocks import Blocks, coder_seed, ranking
-from semkv_bench.engine.rows import RowCache, RowLayer
+from semkv_bench.engine.engine.rows import RowCache, RowLayer
 from semkv_bench.importance import metric
 from semkv_bench.importance.cached import CacheMetric
 from semkv_bench.importance.controls import ControlMetric

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from semkv_bench.blocks import PREFILL, Blocks
-from semkv_bench.engine.rows import Row, RowCache, row_mask
+from semkv_bench.engine.engine.rows import Row, RowCache, row_mask
 from semkv_bench.device import memory_total
 from semkv_bench.errors import SemkvError, UsageError
 from semkv_bench.importance import observe
 from semkv_bench.importance.tail import TailNotes
 from semkv_bench.models import LoadedModel, ModelShape
-from semkv_bench.engine.outcome import Outcome, Request, Turn
-from semkv_bench.engine.coding import RowCoding
+from semkv_bench.engine.engine.outcome import Outcome, Request, Turn
+from semkv_bench.engine.engine.coding import RowCoding
 from semkv_bench.settings import Setting
 
 __all__ = ["EngineOptions"]

@@ -13,7 +13,7 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 from transformers.configuration_utils import PreTrainedConfig
 
 from semkv_bench.blocks import Blocks
-from semkv_bench.engine.rows import full_attention_layers
+from semkv_bench.engine.engine.rows import full_attention_layers
 from semkv_bench.errors import UsageError
 from semkv_bench.kernels import PackedLayout, PackedVectors
 from semkv_bench.models import ModelShape

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from semkv_bench.blocks import Blocks
-from semkv_bench.engine import Engine, Outcome, Request
+from semkv_bench.engine.engine import Engine, Outcome, Request
 from semkv_bench.errors import UsageError
 from semkv_bench.importance.tail import check_tail
 from semkv_bench.settings import Setting

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig
 
-from semkv_bench.engine import Engine
+from semkv_bench.engine.engine import Engine
 from semkv_bench.errors import CheckFailed, UsageError
 from semkv_bench.kernels import PackedLayout
 from semkv_bench.models import LoadedModel, ModelShape

@@ -17,8 +17,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from semkv_bench.engine import Engine
-from semkv_bench.engine.options import EngineOptions
+from semkv_bench.engine.engine import Engine
+from semkv_bench.engine.engine.options import EngineOptions
 from semkv_bench.importance import observe
 from semkv_bench.models import LoadedModel
 
