@@ -28,8 +28,9 @@ from semkv_bench.device_map import check_device_map, check_devices_present, chec
 from semkv_bench.errors import MissingError, SemkvError, UsageError
 from semkv_bench.hub import hub_reachable
 from semkv_bench.files import cache_dir
+from semkv_bench.models.shape import ModelShape
 
-__all__ = ["EmbeddedModel", "LoadedModel", "ModelShape", "PretrainedModel"]
+__all__ = ["EmbeddedModel", "LoadedModel", "PretrainedModel"]
 
 log = logging.getLogger(__name__)
 
@@ -40,28 +41,6 @@ _EMBEDDED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _EMBEDDED_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
-@dataclass(frozen=True)
-class ModelShape:
-    """What the cache of a model looks like, read from its configuration without its weights."""
-
-    layers: int
-    quantized_layers: tuple[int, ...]
-    kv_heads: int
-    head_dim: int
-    max_positions: int | None
-
-    @classmethod
-    def of(cls, config: Any) -> "ModelShape":
-        """Shape of a transformers configuration (text part)."""
-        text = config.get_text_config(decoder=True)
-        head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-        return cls(
-            layers=len(layer_types(config)),
-            quantized_layers=full_attention_layers(config),
-            kv_heads=getattr(text, "num_key_value_heads", None) or text.num_attention_heads,
-            head_dim=head_dim,
-            max_positions=getattr(text, "max_position_embeddings", None),
-        )
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from semkv_bench.models import EmbeddedModel, ModelShape, PretrainedModel
+from semkv_bench.models import EmbeddedModel, PretrainedModel
+from semkv_bench.models.shape import ModelShape
 
 __all__ = ["Published", "published"]
 

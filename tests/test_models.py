@@ -8,7 +8,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 from semkv_bench import models
 from semkv_bench.errors import MissingError, UsageError
-from semkv_bench.models import EmbeddedModel, ModelShape, PretrainedModel
+from semkv_bench.models import EmbeddedModel, PretrainedModel
+from semkv_bench.models.shape import ModelShape
 
 
 @pytest.fixture
