@@ -19,7 +19,7 @@ from transformers import DynamicCache
 from semkv_bench.blocks import Blocks, coder_seed
 from semkv_bench.device import describe
 from semkv_bench.engine.engine import Engine, Request
-from semkv_bench.models import EmbeddedModel, LoadedModel
+from semkv_bench.models.load import EmbeddedModel, LoadedModel
 from semkv_bench.quantizers import Affine
 from semkv_bench.settings import FULL, Setting, uniform_settings
 from semkv_bench.tasks import Synthetic

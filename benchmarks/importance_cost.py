@@ -31,7 +31,7 @@ from semkv_bench.device import describe
 from semkv_bench.engine.engine import Engine
 from semkv_bench.importance import choices, observe
 from semkv_bench.importance.base import Recorder
-from semkv_bench.models import EmbeddedModel, LoadedModel
+from semkv_bench.models.load import EmbeddedModel, LoadedModel
 from semkv_bench.tasks import Synthetic
 
 LIMITS = {"attention_received": 0.60, "all": 0.80}  # shares of the stock prefill

@@ -15,7 +15,7 @@ import torch
 from semkv_bench import kernels
 from semkv_bench.device import describe
 from semkv_bench.engine.engine import Engine
-from semkv_bench.models import EmbeddedModel
+from semkv_bench.models.load import EmbeddedModel
 from semkv_bench.quantizers import Affine, Quantizer, TurboQuant
 from semkv_bench.settings import uniform_settings
 from semkv_bench.tasks import Synthetic

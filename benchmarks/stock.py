@@ -5,7 +5,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from semkv_bench.engine.engine import Request
-from semkv_bench.models import LoadedModel
+from semkv_bench.models.load import LoadedModel
 from semkv_bench.settings import Setting
 
 

@@ -15,7 +15,7 @@ from stock import stock_generate
 
 from semkv_bench.device import describe
 from semkv_bench.engine.engine import Engine, Request
-from semkv_bench.models import EmbeddedModel, LoadedModel
+from semkv_bench.models.load import EmbeddedModel, LoadedModel
 from semkv_bench.quantizers import Affine
 from semkv_bench.settings import FULL, Setting, uniform_settings
 from semkv_bench.tasks import Synthetic

@@ -22,7 +22,7 @@ from typing import Any
 from semkv_bench import engine, rowcoding, settings
 from semkv_bench.cli import main
 from semkv_bench.kernels import affine_reference, codebook_reference, packing_reference
-from semkv_bench.models import EmbeddedModel
+from semkv_bench.models.load import EmbeddedModel
 from semkv_bench.quantizers import Affine, TurboQuant
 
 SEEDS = range(11)  # the baseline's own, where records must agree, and ten others

@@ -14,8 +14,8 @@ from rich.table import Table
 
 from semkv_bench.config.compose import build, choice_file, choices, compose_config
 from semkv_bench.errors import MissingError, UsageError
-from semkv_bench.models import EmbeddedModel, PretrainedModel
-from semkv_bench.models.shape import ModelShape
+from semkv_bench.models.load import EmbeddedModel, PretrainedModel
+from semkv_bench.models.load.shape import ModelShape
 from semkv_bench.published import published
 from semkv_bench.storage import CONFIGURATION, PUBLICATION
 from semkv_bench.console import human_bytes

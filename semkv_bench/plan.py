@@ -14,8 +14,8 @@ from semkv_bench.errors import UsageError
 from semkv_bench.config.own import fingerprints
 from semkv_bench.importance import metric
 from semkv_bench.looks import Stage, arrange, described
-from semkv_bench.models import EmbeddedModel, PretrainedModel
-from semkv_bench.models.shape import ModelShape
+from semkv_bench.models.load import EmbeddedModel, PretrainedModel
+from semkv_bench.models.load.shape import ModelShape
 from semkv_bench.protocols import Protocol
 from semkv_bench.quantizers import Quantizer
 from semkv_bench.settings import FULL, Setting, uniform_settings

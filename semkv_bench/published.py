@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from semkv_bench.models import EmbeddedModel, PretrainedModel
-from semkv_bench.models.shape import ModelShape
+from semkv_bench.models.load import EmbeddedModel, PretrainedModel
+from semkv_bench.models.load.shape import ModelShape
 
 __all__ = ["Published", "published"]
 

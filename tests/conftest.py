@@ -16,7 +16,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from semkv_bench.models import EmbeddedModel, LoadedModel
+from semkv_bench.models.load import EmbeddedModel, LoadedModel
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 

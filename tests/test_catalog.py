@@ -20,8 +20,8 @@ def bare(tmp_path, monkeypatch):
     """No model on this disk, no network; returns the hub's cache folder."""
     monkeypatch.setenv("SEMKV_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr("semkv_bench.models.hub_reachable", lambda: pytest.fail("the network was asked for"))
-    monkeypatch.setattr("semkv_bench.models._installed_gguf", lambda: None)
+    monkeypatch.setattr("semkv_bench.models.load.hub_reachable", lambda: pytest.fail("the network was asked for"))
+    monkeypatch.setattr("semkv_bench.models.load._installed_gguf", lambda: None)
     return tmp_path / "hub"
 
 
@@ -93,7 +93,7 @@ def test_a_path_that_leads_nowhere_is_no_model_to_fetch(path, bare, tmp_path, mo
 
 
 def test_storage_falls_back_on_what_is_published_and_says_so(bare, monkeypatch, local_folder, capsys):
-    monkeypatch.setattr("semkv_bench.models.hub_reachable", lambda: False)
+    monkeypatch.setattr("semkv_bench.models.load.hub_reachable", lambda: False)
     storage = ["storage", "model=llama31", "grid.levels=[4]", "context=[1024]"]
     assert main([*storage, "--json"]) == 0
     row = json.loads(capsys.readouterr().out)
@@ -109,7 +109,7 @@ def test_storage_falls_back_on_what_is_published_and_says_so(bare, monkeypatch, 
 
 
 def test_a_plan_without_the_model_tells_what_is_published(bare, monkeypatch, capsys):
-    monkeypatch.setattr("semkv_bench.models.hub_reachable", lambda: False)
+    monkeypatch.setattr("semkv_bench.models.load.hub_reachable", lambda: False)
     assert main(["plan", "model=llama31"]) == 3
     err = capsys.readouterr().err
     # 2 bytes for each of 8,030,261,248 parameters.

@@ -331,7 +331,7 @@ def test_storage_of_a_model_and_several_levels(capsys):
 
 
 def test_plan_loads_no_weights(capsys, monkeypatch):
-    monkeypatch.setattr("semkv_bench.models.AutoModelForCausalLM.from_pretrained", None)
+    monkeypatch.setattr("semkv_bench.models.load.AutoModelForCausalLM.from_pretrained", None)
     assert main(["plan", "per_task=2"]) == 0
     out = _lines(capsys)[0]
     assert "niah_noise" in out and "30 of 30 layers quantized" in out

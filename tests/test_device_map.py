@@ -7,7 +7,7 @@ from semkv_bench.device_map import check_device_map, check_devices_present, chec
 from semkv_bench.engine.engine import Engine, Request
 from semkv_bench.engine.engine.options import EngineOptions
 from semkv_bench.errors import UsageError
-from semkv_bench.models import EmbeddedModel, LoadedModel, PretrainedModel
+from semkv_bench.models.load import EmbeddedModel, LoadedModel, PretrainedModel
 from semkv_bench.quantizers import Affine
 from semkv_bench.settings import FULL, uniform_settings
 

@@ -17,8 +17,8 @@ from semkv_bench.device import memory_total
 from semkv_bench.errors import SemkvError, UsageError
 from semkv_bench.importance import observe
 from semkv_bench.importance.tail import TailNotes
-from semkv_bench.models import LoadedModel
-from semkv_bench.models.shape import ModelShape
+from semkv_bench.models.load import LoadedModel
+from semkv_bench.models.load.shape import ModelShape
 from semkv_bench.engine.engine.outcome import Outcome, Request, Turn
 from semkv_bench.engine.engine.coding import RowCoding
 from semkv_bench.settings import Setting

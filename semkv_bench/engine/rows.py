@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.configuration_utils import PreTrainedConfig
-from semkv_bench.models.shape import full_attention_layers, layer_types
+from semkv_bench.models.load.shape import full_attention_layers, layer_types
 
 __all__ = ["Mark", "Row", "RowCache", "RowLayer", "row_mask"]
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from semkv_bench.errors import UsageError
-from semkv_bench.models import LoadedModel
+from semkv_bench.models.load import LoadedModel
 
 __all__ = ["Metric", "Prompt", "Recorder", "Source", "choices", "metric"]
 

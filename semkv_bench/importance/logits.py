@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from semkv_bench.errors import UsageError
 from semkv_bench.importance.base import Metric, Recorder
 from semkv_bench.importance.sources import watch_output
-from semkv_bench.models import LoadedModel
+from semkv_bench.models.load import LoadedModel
 
 __all__ = ["Head", "LogitMetric", "next_token_statistics"]
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from semkv_bench.errors import SemkvError, UsageError
 from semkv_bench.importance.base import Metric, Prompt, Recorder, Source, metric
-from semkv_bench.models import LoadedModel
+from semkv_bench.models.load import LoadedModel
 
 __all__ = ["Observer", "observe"]
 

@@ -16,7 +16,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMa
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 from semkv_bench.errors import UsageError
-from semkv_bench.models import LoadedModel
+from semkv_bench.models.load import LoadedModel
 
 __all__ = ["AttentionCall", "watch_attention", "watch_layers", "watch_output"]
 

@@ -21,7 +21,7 @@ from semkv_bench.importance.controls import ControlMetric
 from semkv_bench.importance.hidden import HiddenMetric
 from semkv_bench.importance.logits import Head, LogitMetric, next_token_statistics
 from semkv_bench.importance.sources import AttentionCall, watch_attention, watch_layers, watch_output
-from semkv_bench.models import LoadedModel
+from semkv_bench.models.load import LoadedModel
 
 __all__ = ["Fed", "TailNotes", "check_tail"]
 

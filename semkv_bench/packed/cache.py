@@ -16,7 +16,7 @@ from semkv_bench.blocks import Blocks
 from semkv_bench.engine.engine.rows import full_attention_layers
 from semkv_bench.errors import UsageError
 from semkv_bench.kernels import PackedLayout, PackedVectors
-from semkv_bench.models.shape import ModelShape
+from semkv_bench.models.load.shape import ModelShape
 from semkv_bench.packed.coding import check_packable
 from semkv_bench.packed.layer import PackedLayer, Plan
 from semkv_bench.packed.ranking import Layouts, Ranking

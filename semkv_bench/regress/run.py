@@ -14,7 +14,7 @@ from rich.console import Console
 import semkv_bench
 from semkv_bench.config.compose import build
 from semkv_bench.errors import MissingError, SemkvError, UsageError
-from semkv_bench.models.shape import ModelShape
+from semkv_bench.models.load.shape import ModelShape
 from semkv_bench.files import check_writable
 from semkv_bench.plan import Plan, make_plan, planned_settings, quantizers
 from semkv_bench.records import RunFolder, protocol_hash, read_run, read_sessions

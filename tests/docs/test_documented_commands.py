@@ -11,7 +11,7 @@ from guides import PAGES, ROOT, blocks, commands, shown_files, write_files
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
-from semkv_bench import models
+from semkv_bench.models import load as models
 from semkv_bench.cli import main
 from semkv_bench.config.compose import check_sweeps, choices, compose_config, conf_dir, search_path
 from semkv_bench.errors import MissingError

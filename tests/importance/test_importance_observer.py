@@ -9,7 +9,7 @@ from semkv_bench.engine.engine import Engine
 from semkv_bench.engine.engine.options import EngineOptions
 from semkv_bench.errors import SemkvError, UsageError
 from semkv_bench.importance import attention, choices, logits, metric, observe
-from semkv_bench.models import LoadedModel
+from semkv_bench.models.load import LoadedModel
 
 ALL = [
     "attention_received",

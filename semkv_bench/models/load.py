@@ -28,7 +28,7 @@ from semkv_bench.device_map import check_device_map, check_devices_present, chec
 from semkv_bench.errors import MissingError, SemkvError, UsageError
 from semkv_bench.hub import hub_reachable
 from semkv_bench.files import cache_dir
-from semkv_bench.models.shape import ModelShape
+from semkv_bench.models.load.shape import ModelShape
 
 __all__ = ["EmbeddedModel", "LoadedModel", "PretrainedModel"]
 
