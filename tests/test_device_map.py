@@ -3,7 +3,7 @@ import torch
 from accelerate import cpu_offload
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from semkv_bench.device_map import check_device_map, check_devices_present, check_modules, input_device
+from semkv_bench.models.device_map import check_device_map, check_devices_present, check_modules, input_device
 from semkv_bench.engine.engine import Engine, Request
 from semkv_bench.engine.engine.options import EngineOptions
 from semkv_bench.errors import UsageError
