@@ -20,7 +20,7 @@ import semkv_bench
 from semkv_bench.device import memory_total
 from semkv_bench.doctor.report.finding import MISSING, NOTE, OK, Finding
 from semkv_bench.errors import SemkvError
-from semkv_bench.hub import hub_reachable
+from semkv_bench.models.hub import hub_reachable
 from semkv_bench.kernels import backend
 from semkv_bench.models.load import EmbeddedModel
 from semkv_bench.multirun import LAUNCHER_PACKAGES

@@ -26,7 +26,7 @@ from transformers.utils import logging as transformers_logging
 from semkv_bench.engine.engine.rows import full_attention_layers, layer_types
 from semkv_bench.models.device_map import check_device_map, check_devices_present, check_modules, input_device
 from semkv_bench.errors import MissingError, SemkvError, UsageError
-from semkv_bench.hub import hub_reachable
+from semkv_bench.models.hub import hub_reachable
 from semkv_bench.files import cache_dir
 from semkv_bench.models.load.shape import ModelShape
 
