@@ -16,7 +16,7 @@ from semkv_bench.config.compose import build, choice_file, choices, compose_conf
 from semkv_bench.errors import MissingError, UsageError
 from semkv_bench.models.load import EmbeddedModel, PretrainedModel
 from semkv_bench.models.load.shape import ModelShape
-from semkv_bench.published import published
+from semkv_bench.models.known import published
 from semkv_bench.storage import CONFIGURATION, PUBLICATION
 from semkv_bench.console import human_bytes
 
