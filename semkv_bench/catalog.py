@@ -17,7 +17,7 @@ from semkv_bench.errors import MissingError, UsageError
 from semkv_bench.models.load import EmbeddedModel, PretrainedModel
 from semkv_bench.models.load.shape import ModelShape
 from semkv_bench.models.known import published
-from semkv_bench.storage import CONFIGURATION, PUBLICATION
+from semkv_bench.models.known import CONFIGURATION, PUBLICATION
 from semkv_bench.console import human_bytes
 
 __all__ = ["Entry", "catalog", "describe_model", "show_catalog"]

@@ -13,17 +13,15 @@ from semkv_bench.plan import quantizers
 from semkv_bench.models.known import published
 from semkv_bench.settings import FULL, Setting, uniform_settings
 from semkv_bench.console import human_bytes
+from semkv_bench.models.known import CONFIGURATION, PUBLICATION
 
 __all__ = [
-    "CONFIGURATION",
-    "PUBLICATION",
     "cache_bytes",
     "published_words",
     "show_storage",
     "storage_rows",
 ]
 
-CONFIGURATION, PUBLICATION = "configuration", "publication"
 
 _HEAD_DIM = 128
 

@@ -4,6 +4,17 @@ from dataclasses import dataclass
 
 from semkv_bench.models.load import EmbeddedModel, PretrainedModel
 from semkv_bench.models.load.shape import ModelShape
+from typing import Any
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+from rich.table import Table
+from semkv_bench.config.compose import build
+from semkv_bench.errors import MissingError, UsageError
+from semkv_bench.models.load.shape import ModelShape
+from semkv_bench.plan import quantizers
+from semkv_bench.models.known import published
+from semkv_bench.settings import FULL, Setting, uniform_settings
+from semkv_bench.console import human_bytes
 
 __all__ = ["Published", "published"]
 
@@ -33,3 +44,7 @@ def published(source: PretrainedModel | EmbeddedModel) -> Published | None:
     if isinstance(source, PretrainedModel):
         return None if source.local else _PUBLISHED.get(source.path)
     return _PUBLISHED.get(source.name)
+
+
+CONFIGURATION, PUBLICATION = "configuration", "publication"
+
