@@ -298,7 +298,7 @@ def _plan(arguments: list[str]) -> int:
 
 def _models(arguments: list[str]) -> int:
     flags, rest = _flags(arguments, "--json")
-    from semkv_bench.catalog import as_json, catalog, show_catalog
+    from semkv_bench.models.catalog import as_json, catalog, show_catalog
 
     overrides = _overrides(rest)
     strange = next((o for o in overrides if not o.startswith(("model=", "model."))), None)
