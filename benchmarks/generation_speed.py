@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from semkv_bench.blocks import Blocks, coder_seed
-from semkv_bench.device import describe
+from semkv_bench.models.device import describe
 from semkv_bench.engine.engine import Engine, Request
 from semkv_bench.models.load import EmbeddedModel, LoadedModel
 from semkv_bench.quantizers import Affine

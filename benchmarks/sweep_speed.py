@@ -13,7 +13,7 @@ from pathlib import Path
 
 from stock import stock_generate
 
-from semkv_bench.device import describe
+from semkv_bench.models.device import describe
 from semkv_bench.engine.engine import Engine, Request
 from semkv_bench.models.load import EmbeddedModel, LoadedModel
 from semkv_bench.quantizers import Affine

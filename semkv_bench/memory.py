@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from semkv_bench.device import memory_total
+from semkv_bench.models.device import memory_total
 from semkv_bench.models.device_map import spread
 from semkv_bench.engine.engine import row_bytes
 from semkv_bench.plan import Plan

@@ -14,7 +14,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from semkv_bench.config.compose import to_yaml
-from semkv_bench.device import describe
+from semkv_bench.models.device import describe
 from semkv_bench.engine.engine import Engine, Outcome, Request, Turn
 from semkv_bench.errors import SemkvError, UsageError
 from semkv_bench.looks import in_order, settle, stage_number

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from semkv_bench.device import describe
+from semkv_bench.models.device import describe
 from semkv_bench.engine.engine import Engine, Request
 from semkv_bench.errors import SemkvError
 from semkv_bench.memory import Weights, target_device

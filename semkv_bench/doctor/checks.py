@@ -17,7 +17,7 @@ from huggingface_hub import constants, get_token, try_to_load_from_cache
 from matplotlib.font_manager import findfont
 
 import semkv_bench
-from semkv_bench.device import memory_total
+from semkv_bench.models.device import memory_total
 from semkv_bench.doctor.report.finding import MISSING, NOTE, OK, Finding
 from semkv_bench.errors import SemkvError
 from semkv_bench.models.hub import hub_reachable

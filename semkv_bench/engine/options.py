@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from semkv_bench.blocks import PREFILL, Blocks
 from semkv_bench.engine.engine.rows import Row, RowCache, row_mask
-from semkv_bench.device import memory_total
+from semkv_bench.models.device import memory_total
 from semkv_bench.errors import SemkvError, UsageError
 from semkv_bench.importance import observe
 from semkv_bench.importance.tail import TailNotes
