@@ -10,7 +10,8 @@ from rich.console import Console
 from semkv_bench.cli import main
 from semkv_bench.cliff_report import run_report
 from semkv_bench.errors import UsageError
-from semkv_bench.looks import arrange, described, in_order, progress_words, settle, stage_number
+from semkv_bench.looks import in_order, progress_words, settle
+from semkv_bench.plan.stages import arrange, described, stage_number
 from semkv_bench.records import RunFolder, read_looks, read_run
 from semkv_bench.stats import StatsOptions
 from semkv_bench.tasks import Example

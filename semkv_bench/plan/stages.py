@@ -1,0 +1,157 @@
+"""TODO-DOC"""
+
+import fcntl
+import hashlib
+import json
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+import pandas as pd
+from semkv_bench.errors import UsageError
+from semkv_bench.records import RunFolder, read_looks, read_run, write_looks
+from semkv_bench.stats import StatsOptions
+from semkv_bench.stats.sequential import take_look
+from semkv_bench.stats.spending import Look, spent
+from semkv_bench.tasks import Example
+
+__all__ = ["Stage", "Unit", "arrange", "described", "stage_number"]
+
+
+Unit = tuple[str, str, int]
+
+
+
+_LEAST_SPENT = 1e-10  # of alpha, at a look that can decide something
+
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The examples that one look adds; counts and the share of the information are up to its end."""
+
+    units: frozenset[Unit]
+    examples: int
+    clusters: int
+    information: float
+
+
+
+def arrange(examples: Sequence[Example], stats: StatsOptions) -> tuple[Stage, ...]:
+    """The stages of a sequential plan, the last one up to its end; none where ``stats`` plans no looks.
+
+    An example stays together with its other seeds. Every stage holds the same mixture of tasks and seeds as
+    the plan, as far as whole examples allow; which examples come first is random, but follows from their names.
+
+    Raises:
+        UsageError: looks beyond the plan, too close together, too early, or before every task has an example.
+    """
+    if stats.looks is None:
+        return ()
+    if stats.looks[-1] > len(examples):
+        raise UsageError(f"stats.looks={list(stats.looks)} goes beyond the {len(examples)} planned examples")
+    clusters = _balanced(examples)
+    tasks = {cluster[0].task for cluster in clusters}
+    total = _counts(clusters, tasks)
+    held = list(accumulate(len(cluster) for cluster in clusters))
+    ends = [bisect_left(held, size) + 1 for size in sorted({*stats.looks, len(examples)})]
+    if len(set(ends)) < len(ends):
+        raise UsageError(
+            f"stats.looks={list(stats.looks)} are too close together or to the end ({len(examples)} examples): an "
+            "example's seeds stay together"
+        )
+    stages, before = [], 0
+    for end in ends:
+        counts = _counts(clusters[:end], tasks)
+        if not all(counts.values()):
+            raise UsageError(
+                f"the first of stats.looks={list(stats.looks)} must leave room for an example of each of the "
+                f"{len(tasks)} tasks"
+            )
+        share = _information(counts, total, stats.average)
+        if spent(stats.alpha, share) < _LEAST_SPENT:
+            raise UsageError(
+                f"a look at {held[end - 1]} of {len(examples)} examples comes too early to decide anything: start "
+                "stats.looks at a tenth of the plan or later"
+            )
+        units = frozenset(_unit(example) for cluster in clusters[before:end] for example in cluster)
+        stages.append(Stage(units, held[end - 1], end, share))
+        before = end
+    return tuple(stages)
+
+
+
+def _balanced(examples: Iterable[Example]) -> list[list[Example]]:
+    """Clusters (an example with its seeds) in an order in which tasks and seeds alternate in proportion."""
+    clusters: dict[tuple[str, str], list[Example]] = {}
+    for example in examples:
+        clusters.setdefault((example.task, example.example_id), []).append(example)
+    tasks: dict[str, dict[tuple, list[list[Example]]]] = {}
+    for key in sorted(clusters, key=_shuffled):
+        seeds = tuple(sorted(example.seed for example in clusters[key]))
+        tasks.setdefault(key[0], {}).setdefault(seeds, []).append(clusters[key])
+    return _merged([_merged([tasks[task][seeds] for seeds in sorted(tasks[task])]) for task in sorted(tasks)])
+
+
+
+def _shuffled(key: tuple[str, str]) -> str:
+    return hashlib.sha256(json.dumps(key).encode()).hexdigest()
+
+
+
+def _merged(groups: Sequence[Sequence[list[Example]]]) -> list[list[Example]]:
+    """Members of all groups, each group spread evenly over the whole and its first member early."""
+    placed = [
+        (rank / len(group), number, member)
+        for number, group in enumerate(groups)
+        for rank, member in enumerate(group)
+    ]
+    return [member for _, _, member in sorted(placed, key=lambda item: item[:2])]
+
+
+
+def _counts(clusters: Iterable[Sequence[Example]], tasks: Iterable[str]) -> dict[str, int]:
+    counts = dict.fromkeys(sorted(tasks), 0)
+    for cluster in clusters:
+        counts[cluster[0].task] += 1
+    return counts
+
+
+
+def _information(counts: dict[str, int], total: dict[str, int], average: str) -> float:
+    """Share of the information: the variance of the average at the end over that of now, clusters being alike."""
+    if average == "micro":
+        return sum(counts.values()) / sum(total.values())
+    return sum(1 / n for n in total.values()) / sum(1 / n for n in counts.values())
+
+
+
+def _unit(example: Example) -> Unit:
+    return (example.task, example.example_id, example.seed)
+
+
+
+def described(stages: Sequence[Stage]) -> list[dict[str, Any]]:
+    """The looks as they are written into the protocol."""
+    return [
+        {"examples": stage.examples, "clusters": stage.clusters, "information": round(stage.information, 6)}
+        for stage in stages
+    ]
+
+
+
+def stage_number(stages: Sequence[Stage], example: Example) -> int | None:
+    """Number (from 1) of the look that an example is taken for; None where the plan has no stages."""
+    unit = _unit(example)
+    return next((number for number, stage in enumerate(stages, start=1) if unit in stage.units), None)
+
+
+
+def _look(protocol: dict[str, Any], number: int) -> Look:
+    planned = protocol["looks"]
+    return Look(
+        tuple(look["information"] for look in planned), number, tuple(look["examples"] for look in planned)
+    )
+
