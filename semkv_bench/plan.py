@@ -24,14 +24,13 @@ from semkv_bench.stats import StatsOptions
 from semkv_bench.stats.operating_point import clusters_needed_at_best
 from semkv_bench.stats.pairing import SettingInfo
 from semkv_bench.tasks import Example, Task
+from semkv_bench.plan.settings import _plain, planned_settings, quantizers
 
 __all__ = [
     "Plan",
     "make_plan",
     "most_tokens",
-    "planned_settings",
     "prompt_hash",
-    "quantizers",
     "stats_options",
     "too_few",
 ]
@@ -170,34 +169,10 @@ def too_few(plan: Plan) -> str | None:
     )
 
 
-def quantizers(config: DictConfig) -> tuple[Quantizer, Quantizer]:
-    """Quantizers of the keys and of the values."""
-    keys = _quantizer(config, "quantizer")
-    return keys, keys.for_values() if config.value_quantizer is None else _quantizer(
-        config, "value_quantizer"
-    )
 
 
-def _quantizer(config: DictConfig, group: str) -> Quantizer:
-    made = build(config[group], group)
-    if not isinstance(made, Quantizer):
-        raise UsageError(
-            f"{group}: its file must say `_target_: module.Class` of a Quantizer; it makes a {type(made).__name__}"
-        )
-    return made
 
 
-def planned_settings(config: DictConfig) -> tuple[Setting, ...]:
-    """``full``, the uniform grid and what the allocation adds, with distinct names."""
-    keys, values = quantizers(config)
-    grid = uniform_settings(
-        keys, values, *(_plain(config.grid[k]) for k in ("levels", "key_levels", "value_levels"))
-    )
-    settings = (FULL, *grid, *build(config.allocation, "allocation").settings(keys, values))
-    names = [setting.name for setting in settings]
-    if repeated := sorted({name for name in names if names.count(name) > 1}):
-        raise UsageError(f"the sweep holds {', '.join(repeated)} more than once")
-    return settings
 
 
 def stats_options(config: DictConfig) -> StatsOptions:
@@ -250,8 +225,6 @@ def _decided(config: DictConfig, group: str) -> Any:
     )
 
 
-def _plain(node: Any) -> Any:
-    return OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
 
 
 def _own_code(settings: Sequence[Setting], *parts: Any) -> dict[str, Any]:

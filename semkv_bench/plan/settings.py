@@ -1,0 +1,64 @@
+"""TODO-DOC"""
+
+import hashlib
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+from omegaconf import DictConfig, OmegaConf
+from semkv_bench.config.compose import build
+from semkv_bench.engine.engine.options import EngineOptions
+from semkv_bench.errors import UsageError
+from semkv_bench.config.own import fingerprints
+from semkv_bench.importance import metric
+from semkv_bench.plan.stages import Stage, arrange, described
+from semkv_bench.models.load import EmbeddedModel, PretrainedModel
+from semkv_bench.models.load.shape import ModelShape
+from semkv_bench.protocols import Protocol
+from semkv_bench.quantizers import Quantizer
+from semkv_bench.settings import FULL, Setting, uniform_settings
+from semkv_bench.config.shard import Shard
+from semkv_bench.stats import StatsOptions
+from semkv_bench.stats.operating_point import clusters_needed_at_best
+from semkv_bench.stats.pairing import SettingInfo
+from semkv_bench.tasks import Example, Task
+
+__all__ = ["planned_settings", "quantizers"]
+
+
+def quantizers(config: DictConfig) -> tuple[Quantizer, Quantizer]:
+    """Quantizers of the keys and of the values."""
+    keys = _quantizer(config, "quantizer")
+    return keys, keys.for_values() if config.value_quantizer is None else _quantizer(
+        config, "value_quantizer"
+    )
+
+
+
+def _quantizer(config: DictConfig, group: str) -> Quantizer:
+    made = build(config[group], group)
+    if not isinstance(made, Quantizer):
+        raise UsageError(
+            f"{group}: its file must say `_target_: module.Class` of a Quantizer; it makes a {type(made).__name__}"
+        )
+    return made
+
+
+
+def planned_settings(config: DictConfig) -> tuple[Setting, ...]:
+    """``full``, the uniform grid and what the allocation adds, with distinct names."""
+    keys, values = quantizers(config)
+    grid = uniform_settings(
+        keys, values, *(_plain(config.grid[k]) for k in ("levels", "key_levels", "value_levels"))
+    )
+    settings = (FULL, *grid, *build(config.allocation, "allocation").settings(keys, values))
+    names = [setting.name for setting in settings]
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise UsageError(f"the sweep holds {', '.join(repeated)} more than once")
+    return settings
+
+
+
+def _plain(node: Any) -> Any:
+    return OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+
