@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
     from rich.console import Console
 
-    from semkv_bench.plan import Plan
+    from semkv_bench.plan.plan import Plan
     from semkv_bench.records import RunFolder
 
 __all__ = ["main", "sweep_once"]
@@ -136,7 +136,7 @@ def sweep_once(config: "DictConfig", worker: int | None = None) -> None:
     worker: number of the job where several run side by side; they show plain lines and take a GPU each.
     """
     from semkv_bench.files import check_writable
-    from semkv_bench.plan import make_plan
+    from semkv_bench.plan.plan import make_plan
     from semkv_bench.config.shard import Shard
     from semkv_bench.sweep import RUNS
 
@@ -170,7 +170,7 @@ def _own_gpu(config: "DictConfig", turn: int | None) -> Iterator[None]:
 
 
 def _run_plan(plan: "Plan", config: "DictConfig", plain: bool = False, out: "Console" = _out) -> "RunFolder":
-    from semkv_bench.plan import too_few
+    from semkv_bench.plan.plan import too_few
     from semkv_bench.progress import track
     from semkv_bench.sweep import open_run, run_sweep
 
@@ -271,7 +271,7 @@ def _plan(arguments: list[str]) -> int:
     flags, rest = _flags(arguments, "--json", "--calibrate")
     from semkv_bench.config.compose import compose_config
     from semkv_bench.memory import estimate_memory, weights_of
-    from semkv_bench.plan import make_plan
+    from semkv_bench.plan.plan import make_plan
     from semkv_bench.plan_view import plan_content, show_plan
     from semkv_bench.storage import published_words
     from semkv_bench.timing import calibrate, estimate_time

@@ -22,7 +22,7 @@ from semkv_bench.stats import StatsOptions
 from semkv_bench.stats.sequential import take_look
 from semkv_bench.stats.spending import Look, spent
 from semkv_bench.tasks import Example
-from semkv_bench.plan.stages import Stage, _look, _unit, arrange, described, stage_number
+from semkv_bench.plan.plan.stages import Stage, _look, _unit, arrange, described, stage_number
 
 __all__ = [
     "Standing",

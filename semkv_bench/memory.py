@@ -8,7 +8,7 @@ import torch
 from semkv_bench.models.device import memory_total
 from semkv_bench.models.device_map import spread
 from semkv_bench.engine.engine import row_bytes
-from semkv_bench.plan import Plan
+from semkv_bench.plan.plan import Plan
 from semkv_bench.tasks import Example
 
 __all__ = ["Memory", "estimate_memory", "rows_per_batch", "target_device", "weights_of"]

@@ -27,7 +27,7 @@ from semkv_bench.config.compose import (
 )
 from semkv_bench.errors import MissingError, SemkvError, UsageError
 from semkv_bench.files import check_writable
-from semkv_bench.plan import make_plan
+from semkv_bench.plan.plan import make_plan
 from semkv_bench.sweep import RUNS
 
 __all__ = ["LAUNCHER_PACKAGES", "launcher_of", "multirun"]

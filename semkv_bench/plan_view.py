@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from semkv_bench.memory import Memory
-from semkv_bench.plan import Plan, too_few
+from semkv_bench.plan.plan import Plan, too_few
 from semkv_bench.console import human_bytes
 from semkv_bench.tasks import Example
 from semkv_bench.timing import Duration

@@ -14,7 +14,7 @@ from semkv_bench.cliff_report import run_report
 from semkv_bench.config.compose import conf_dir
 from semkv_bench.errors import CheckFailed, UsageError
 from semkv_bench.files import check_writable
-from semkv_bench.plan import Plan, make_plan
+from semkv_bench.plan.plan import Plan, make_plan
 from semkv_bench.records import RunFolder, protocol_hash
 from semkv_bench.report.files import write_all
 from semkv_bench.settings import FULL, GridOnly

@@ -18,9 +18,9 @@ from semkv_bench.models.device import describe
 from semkv_bench.engine.engine import Engine, Outcome, Request, Turn
 from semkv_bench.errors import SemkvError, UsageError
 from semkv_bench.looks import in_order, settle
-from semkv_bench.plan.stages import stage_number
+from semkv_bench.plan.plan.stages import stage_number
 from semkv_bench.models.load import LoadedModel
-from semkv_bench.plan import Plan, prompt_hash
+from semkv_bench.plan.plan import Plan, prompt_hash
 from semkv_bench.records import RunFolder, protocol_hash
 from semkv_bench.runaway import is_loop, is_runaway
 from semkv_bench.settings import FULL

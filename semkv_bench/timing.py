@@ -16,7 +16,7 @@ from semkv_bench.errors import SemkvError
 from semkv_bench.memory import Weights, target_device
 from semkv_bench.models.load import LoadedModel
 from semkv_bench.files import cache_dir
-from semkv_bench.plan import Plan, prompt_hash
+from semkv_bench.plan.plan import Plan, prompt_hash
 from semkv_bench.settings import FULL
 from semkv_bench.tasks import Example
 

@@ -10,7 +10,7 @@ from semkv_bench.engine.engine.options import EngineOptions
 from semkv_bench.memory import Weights, estimate_memory, weights_of
 from semkv_bench.models.load import PretrainedModel
 from semkv_bench.models.load.shape import ModelShape
-from semkv_bench.plan import Plan
+from semkv_bench.plan.plan import Plan
 from semkv_bench.protocols import Prefill
 from semkv_bench.quantizers import Affine
 from semkv_bench.settings import FULL, uniform_settings

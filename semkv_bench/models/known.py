@@ -11,7 +11,7 @@ from rich.table import Table
 from semkv_bench.config.compose import build
 from semkv_bench.errors import MissingError, UsageError
 from semkv_bench.models.load.shape import ModelShape
-from semkv_bench.plan.settings import quantizers
+from semkv_bench.plan.plan.settings import quantizers
 from semkv_bench.models.known import published
 from semkv_bench.settings import FULL, Setting, uniform_settings
 from semkv_bench.console import human_bytes

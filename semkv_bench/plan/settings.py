@@ -11,7 +11,7 @@ from semkv_bench.engine.engine.options import EngineOptions
 from semkv_bench.errors import UsageError
 from semkv_bench.config.own import fingerprints
 from semkv_bench.importance import metric
-from semkv_bench.plan.stages import Stage, arrange, described
+from semkv_bench.plan.plan.stages import Stage, arrange, described
 from semkv_bench.models.load import EmbeddedModel, PretrainedModel
 from semkv_bench.models.load.shape import ModelShape
 from semkv_bench.protocols import Protocol

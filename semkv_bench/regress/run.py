@@ -16,8 +16,8 @@ from semkv_bench.config.compose import build
 from semkv_bench.errors import MissingError, SemkvError, UsageError
 from semkv_bench.models.load.shape import ModelShape
 from semkv_bench.files import check_writable
-from semkv_bench.plan import Plan, make_plan
-from semkv_bench.plan.settings import planned_settings, quantizers
+from semkv_bench.plan.plan import Plan, make_plan
+from semkv_bench.plan.plan.settings import planned_settings, quantizers
 from semkv_bench.records import RunFolder, protocol_hash, read_run, read_sessions
 from semkv_bench.regress.checks import Checks, code_checks
 from semkv_bench.regress.comparison import Comparison, JudgeOptions, compare, compare_code, require_comparable

@@ -17,8 +17,8 @@ from semkv_bench.config.compose import check_sweeps, choices, compose_config, co
 from semkv_bench.errors import MissingError
 from semkv_bench.config.own import joined
 from semkv_bench.multirun import LAUNCHER_PACKAGES, launcher_of
-from semkv_bench.plan import stats_options
-from semkv_bench.plan.settings import planned_settings
+from semkv_bench.plan.plan import stats_options
+from semkv_bench.plan.plan.settings import planned_settings
 
 CONFIGS = {"cliff-report": "cliff_report", "plan": "sweep"}
 RUNS_SWEEPS = ("sweep", "plan", "recipe", "regress")

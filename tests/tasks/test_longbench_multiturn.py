@@ -5,7 +5,7 @@ import pytest
 
 from semkv_bench.config.compose import compose_config
 from semkv_bench.errors import MissingError, UsageError
-from semkv_bench.plan import make_plan
+from semkv_bench.plan.plan import make_plan
 from semkv_bench.tasks import LongBench, LongBenchMultiturn
 from semkv_bench.tasks.longbench import TASKS
 from semkv_bench.tasks.longbench_data import Item

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from semkv_bench.config.compose import compose_config
 from semkv_bench.errors import UsageError
-from semkv_bench.plan import make_plan
+from semkv_bench.plan.plan import make_plan
 from semkv_bench.tasks import Longform
 from semkv_bench.tasks.base import Example
 from semkv_bench.tasks.longform import SUBTASKS, overlap_in_order

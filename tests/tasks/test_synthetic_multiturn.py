@@ -4,7 +4,7 @@ import pytest
 
 from semkv_bench.config.compose import compose_config
 from semkv_bench.errors import UsageError
-from semkv_bench.plan import make_plan
+from semkv_bench.plan.plan import make_plan
 from semkv_bench.tasks import SyntheticMultiturn
 
 LENGTH = 2000

@@ -13,7 +13,7 @@ from semkv_bench.engine.engine.options import EngineOptions
 from semkv_bench.errors import UsageError
 from semkv_bench.config.own import fingerprints
 from semkv_bench.importance import metric
-from semkv_bench.plan.stages import Stage, arrange, described
+from semkv_bench.plan.plan.stages import Stage, arrange, described
 from semkv_bench.models.load import EmbeddedModel, PretrainedModel
 from semkv_bench.models.load.shape import ModelShape
 from semkv_bench.protocols import Protocol
@@ -24,7 +24,7 @@ from semkv_bench.stats import StatsOptions
 from semkv_bench.stats.operating_point import clusters_needed_at_best
 from semkv_bench.stats.pairing import SettingInfo
 from semkv_bench.tasks import Example, Task
-from semkv_bench.plan.settings import _plain, planned_settings, quantizers
+from semkv_bench.plan.plan.settings import _plain, planned_settings, quantizers
 
 __all__ = [
     "Plan",
