@@ -270,7 +270,7 @@ def _storage(arguments: list[str]) -> int:
 def _plan(arguments: list[str]) -> int:
     flags, rest = _flags(arguments, "--json", "--calibrate")
     from semkv_bench.config.compose import compose_config
-    from semkv_bench.memory import estimate_memory, weights_of
+    from semkv_bench.plan.memory import estimate_memory, weights_of
     from semkv_bench.plan.plan import make_plan
     from semkv_bench.plan_view import plan_content, show_plan
     from semkv_bench.storage import published_words

@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from semkv_bench.memory import Memory
+from semkv_bench.plan.memory import Memory
 from semkv_bench.plan.plan import Plan, too_few
 from semkv_bench.console import human_bytes
 from semkv_bench.tasks import Example

@@ -13,7 +13,7 @@ import torch
 from semkv_bench.models.device import describe
 from semkv_bench.engine.engine import Engine, Request
 from semkv_bench.errors import SemkvError
-from semkv_bench.memory import Weights, target_device
+from semkv_bench.plan.memory import Weights, target_device
 from semkv_bench.models.load import LoadedModel
 from semkv_bench.files import cache_dir
 from semkv_bench.plan.plan import Plan, prompt_hash

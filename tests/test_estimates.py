@@ -7,7 +7,7 @@ import torch
 from semkv_bench import memory, timing
 from semkv_bench.cli import main
 from semkv_bench.engine.engine.options import EngineOptions
-from semkv_bench.memory import Weights, estimate_memory, weights_of
+from semkv_bench.plan.memory import Weights, estimate_memory, weights_of
 from semkv_bench.models.load import PretrainedModel
 from semkv_bench.models.load.shape import ModelShape
 from semkv_bench.plan.plan import Plan
