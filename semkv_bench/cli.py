@@ -274,7 +274,7 @@ def _plan(arguments: list[str]) -> int:
     from semkv_bench.plan.plan import make_plan
     from semkv_bench.plan_view import plan_content, show_plan
     from semkv_bench.storage import published_words
-    from semkv_bench.timing import calibrate, estimate_time
+    from semkv_bench.plan.timing import calibrate, estimate_time
 
     config = compose_config("sweep", _overrides(rest))
     try:

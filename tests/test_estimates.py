@@ -16,7 +16,7 @@ from semkv_bench.quantizers import Affine
 from semkv_bench.settings import FULL, uniform_settings
 from semkv_bench.config.shard import Shard
 from semkv_bench.tasks import Example
-from semkv_bench.timing import Calibration, estimate_time
+from semkv_bench.plan.timing import Calibration, estimate_time
 
 # 64 bytes of cache a token; a row of 100 + 20 + 1 tokens, and 8 bytes for each of 4 x 50 logits: 9,344 bytes.
 SHAPE = ModelShape(layers=2, quantized_layers=(0, 1), kv_heads=1, head_dim=8, max_positions=None)
