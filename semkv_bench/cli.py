@@ -272,7 +272,7 @@ def _plan(arguments: list[str]) -> int:
     from semkv_bench.config.compose import compose_config
     from semkv_bench.plan.memory import estimate_memory, weights_of
     from semkv_bench.plan.plan import make_plan
-    from semkv_bench.plan_view import plan_content, show_plan
+    from semkv_bench.plan.view import plan_content, show_plan
     from semkv_bench.storage import published_words
     from semkv_bench.plan.timing import calibrate, estimate_time
 
