@@ -255,7 +255,7 @@ def _regress(arguments: list[str]) -> int:
 
 def _storage(arguments: list[str]) -> int:
     from semkv_bench.config.compose import compose_config
-    from semkv_bench.storage import show_storage, storage_rows
+    from semkv_bench.plan.storage import show_storage, storage_rows
 
     as_json = "--json" in arguments
     config = compose_config("storage", _overrides([a for a in arguments if a != "--json"]))
@@ -273,7 +273,7 @@ def _plan(arguments: list[str]) -> int:
     from semkv_bench.plan.memory import estimate_memory, weights_of
     from semkv_bench.plan.plan import make_plan
     from semkv_bench.plan.view import plan_content, show_plan
-    from semkv_bench.storage import published_words
+    from semkv_bench.plan.storage import published_words
     from semkv_bench.plan.timing import calibrate, estimate_time
 
     config = compose_config("sweep", _overrides(rest))
