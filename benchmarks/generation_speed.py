@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from semkv_bench.blocks import Blocks, coder_seed
+from semkv_bench.protocols.rule import Blocks, coder_seed
 from semkv_bench.models.device import describe
 from semkv_bench.engine.engine import Engine, Request
 from semkv_bench.models.load import EmbeddedModel, LoadedModel

@@ -9,7 +9,7 @@ from requested import GRID, MIXED, greedy, some_ids, some_request
 from transformers import LlamaConfig
 
 from semkv_bench import SemKVCache, kernels
-from semkv_bench.blocks import PREFILL, Blocks, coder_seed
+from semkv_bench.protocols.rule import PREFILL, Blocks, coder_seed
 from semkv_bench.engine.engine.rows import RowCache
 from semkv_bench.engine.engine import Engine, Request, Turn
 from semkv_bench.quantizers import Affine, TurboQuant

@@ -7,7 +7,7 @@ from transformers import DynamicCache
 
 from semkv_bench import SemKVCache
 from semkv_bench.allocation import top_tokens
-from semkv_bench.blocks import PREFILL, Blocks
+from semkv_bench.protocols.rule import PREFILL, Blocks
 from semkv_bench.engine.engine import Engine, Request, Turn
 from semkv_bench.engine.engine.options import EngineOptions
 from semkv_bench.importance import choices, observe, shared

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from semkv_bench.allocation import Allocation, top_tokens
-from semkv_bench.blocks import Blocks, coder_seed, ranking
+from semkv_bench.protocols.rule import Blocks, coder_seed, ranking
 from semkv_bench.engine.engine.rows import RowCache, RowLayer
 from semkv_bench.importance import metric
 from semkv_bench.importance.cached import CacheMetric

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 import torch
 from torch import Tensor
-from semkv_bench.blocks import PREFILL, Blocks
+from semkv_bench.protocols.rule import PREFILL, Blocks
 from semkv_bench.engine.engine.rows import Row, RowCache, row_mask
 from semkv_bench.models.device import memory_total
 from semkv_bench.errors import SemkvError, UsageError

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 from transformers.configuration_utils import PreTrainedConfig
 
-from semkv_bench.blocks import Blocks
+from semkv_bench.protocols.rule import Blocks
 from semkv_bench.engine.engine.rows import full_attention_layers
 from semkv_bench.errors import UsageError
 from semkv_bench.kernels import PackedLayout, PackedVectors
@@ -69,7 +69,7 @@ class SemKVCache(Cache):
     seed: of rotations, and of ``random`` importance, which is drawn by seed and length, not by the prompt.
     parts: ``prompt``: what follows the prompt stays open. ``both``: it is coded too, in blocks of ``block``
         tokens, each once, as soon as a token beyond the block arrives. ``generated``: these blocks alone
-        are coded. See ``semkv_bench.blocks``; ``end_turn`` codes an incomplete block.
+        are coded. See ``semkv_bench.protocols.rule``; ``end_turn`` codes an incomplete block.
     attention: ``dequantize`` gives the model one layer's keys and values in full at a time; ``packed``
         lets single new tokens attend over the packed blocks themselves, whose values then are float32 and
         not rounded to the model's type.

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from semkv_bench.allocation import SHARED
-from semkv_bench.blocks import Blocks, coder_seed
+from semkv_bench.protocols.rule import Blocks, coder_seed
 from semkv_bench.errors import SemkvError, UsageError
 from semkv_bench.kernels import NonFiniteError
 from semkv_bench.packed.attention import Call, Loan, last_query_mask, lend, visible

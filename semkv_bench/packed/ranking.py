@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from semkv_bench.allocation import SHARED, Allocation
-from semkv_bench.blocks import Blocks, ranking
+from semkv_bench.protocols.rule import Blocks, ranking
 from semkv_bench.errors import UsageError
 from semkv_bench.importance import choices, metric
 from semkv_bench.importance.cached import CacheMetric

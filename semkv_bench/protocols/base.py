@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from semkv_bench.blocks import Blocks
+from semkv_bench.protocols.rule import Blocks
 from semkv_bench.engine.engine import Engine, Outcome, Request
 from semkv_bench.errors import UsageError
 from semkv_bench.importance.tail import check_tail

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from semkv_bench.blocks import Blocks
+from semkv_bench.protocols.rule import Blocks
 from semkv_bench.errors import UsageError
 from semkv_bench.protocols.base import Protocol, check_rule
 from semkv_bench.settings import Setting
@@ -24,7 +24,7 @@ class Generation(Protocol):
     """Generated tokens stay 16-bit until a block of ``block`` is complete; then it is ranked and coded once.
 
     parts: ``prompt`` codes what ``prefill`` does, ``generated`` only the blocks of generated tokens (the first
-    of which begins with the prompt's last token), ``both`` all of it. See ``semkv_bench.blocks``.
+    of which begins with the prompt's last token), ``both`` all of it. See ``semkv_bench.protocols.rule``.
     """
 
     parts: str = "both"

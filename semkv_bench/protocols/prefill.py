@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from semkv_bench.blocks import PREFILL, Blocks
+from semkv_bench.protocols.rule import PREFILL, Blocks
 from semkv_bench.protocols.base import Protocol
 
 __all__ = ["Prefill"]
