@@ -8,7 +8,8 @@ import pandas as pd
 import pytest
 
 from semkv_bench.errors import MissingError, UsageError
-from semkv_bench.foreign import normalize, read_records
+from semkv_bench.foreign import read_records
+from semkv_bench.records_schema import normalize
 
 COLUMNS = ("task", "example_id", "setting", "code_bits", "score")
 ROWS = [
