@@ -25,11 +25,10 @@ from semkv_bench.records import RunFolder, protocol_hash
 from semkv_bench.runaway import is_loop, is_runaway
 from semkv_bench.settings import FULL
 from semkv_bench.tasks import Example, FollowUp
+from semkv_bench.records_runs import OF_REGRESS, RUNS, new_folder, newest_run, one_at_a_time
 
-__all__ = ["OF_REGRESS", "RUNS", "new_folder", "newest_run", "one_at_a_time", "open_run", "run_sweep"]
+__all__ = [ "open_run", "run_sweep"]
 
-RUNS = Path("results/runs")
-OF_REGRESS = "regress-"
 
 # What says where a run goes, not what it is.
 _NOT_WRITTEN = ("shard", "fresh")
@@ -65,39 +64,12 @@ def _runs_of(plan: Plan, short: str, written: str) -> Iterator[RunFolder]:
             log.warning("not continued: %s", error)
 
 
-def new_folder(short: str, prefix: str = "") -> Path:
-    """A folder under ``results/runs`` that is not there yet, named by ``prefix``, time and hash."""
-    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    names = (f"{prefix}{stamp}{again}-{short}" for again in ("", *(f".{n}" for n in range(1, 1000))))
-    return next(RUNS / name for name in names if not (RUNS / name).exists())
 
 
-@contextmanager
-def one_at_a_time() -> Iterator[None]:
-    """Shards that start together must find one folder, not make one each."""
-    try:
-        RUNS.parent.mkdir(parents=True, exist_ok=True)
-        guard = (RUNS.parent / ".runs.lock").open("w")
-    except OSError as error:
-        raise SemkvError(f"cannot write {RUNS.parent}: {error.strerror}; give a folder by out=DIR") from error
-    with guard:
-        fcntl.flock(guard, fcntl.LOCK_EX)
-        yield
 
 
-def newest_run() -> Path | None:
-    """The run under ``results/runs`` that was written last, if there is one.
-
-    The two of a recipe lie in a folder of its own; what ``regress`` ran is no answer to who asks for a sweep.
-    """
-    found = [path.parent for depth in ("*", "*/*") for path in RUNS.glob(f"{depth}/protocol.yaml")]
-    runs = [run for run in found if not re.match(rf"{OF_REGRESS}\d", run.relative_to(RUNS).parts[0])]
-    return max(runs, key=_last_written, default=None)
 
 
-def _last_written(run: Path) -> int:
-    files = [run / "protocol.yaml", *run.glob("records-*.jsonl")]
-    return max(file.stat().st_mtime_ns for file in files)
 
 
 def run_sweep(

@@ -1,0 +1,74 @@
+"""TODO-DOC"""
+
+import fcntl
+import logging
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from omegaconf import DictConfig, OmegaConf
+from semkv_bench.config.compose import to_yaml
+from semkv_bench.models.device import describe
+from semkv_bench.engine.engine import Engine, Outcome, Request, Turn
+from semkv_bench.errors import SemkvError, UsageError
+from semkv_bench.looks import in_order, settle
+from semkv_bench.plan.plan.stages import stage_number
+from semkv_bench.models.load import LoadedModel
+from semkv_bench.plan.plan import Plan, prompt_hash
+from semkv_bench.records import RunFolder, protocol_hash
+from semkv_bench.runaway import is_loop, is_runaway
+from semkv_bench.settings import FULL
+from semkv_bench.tasks import Example, FollowUp
+
+__all__ = ["OF_REGRESS", "RUNS", "new_folder", "newest_run", "one_at_a_time"]
+
+
+RUNS = Path("results/runs")
+
+
+
+OF_REGRESS = "regress-"
+
+
+
+def new_folder(short: str, prefix: str = "") -> Path:
+    """A folder under ``results/runs`` that is not there yet, named by ``prefix``, time and hash."""
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    names = (f"{prefix}{stamp}{again}-{short}" for again in ("", *(f".{n}" for n in range(1, 1000))))
+    return next(RUNS / name for name in names if not (RUNS / name).exists())
+
+
+
+@contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """Shards that start together must find one folder, not make one each."""
+    try:
+        RUNS.parent.mkdir(parents=True, exist_ok=True)
+        guard = (RUNS.parent / ".runs.lock").open("w")
+    except OSError as error:
+        raise SemkvError(f"cannot write {RUNS.parent}: {error.strerror}; give a folder by out=DIR") from error
+    with guard:
+        fcntl.flock(guard, fcntl.LOCK_EX)
+        yield
+
+
+
+def newest_run() -> Path | None:
+    """The run under ``results/runs`` that was written last, if there is one.
+
+    The two of a recipe lie in a folder of its own; what ``regress`` ran is no answer to who asks for a sweep.
+    """
+    found = [path.parent for depth in ("*", "*/*") for path in RUNS.glob(f"{depth}/protocol.yaml")]
+    runs = [run for run in found if not re.match(rf"{OF_REGRESS}\d", run.relative_to(RUNS).parts[0])]
+    return max(runs, key=_last_written, default=None)
+
+
+
+def _last_written(run: Path) -> int:
+    files = [run / "protocol.yaml", *run.glob("records-*.jsonl")]
+    return max(file.stat().st_mtime_ns for file in files)
+
