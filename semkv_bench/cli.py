@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from semkv_bench.plan.plan import Plan
-    from semkv_bench.records import RunFolder
+    from semkv_bench.records.folder import RunFolder
 
 __all__ = ["main", "sweep_once"]
 

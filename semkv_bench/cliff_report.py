@@ -16,7 +16,7 @@ from semkv_bench.foreign import read_records
 from semkv_bench.looks import Standing, last_look
 from semkv_bench.files import check_writable
 from semkv_bench.plan.plan import stats_options
-from semkv_bench.records import read_run, read_sessions
+from semkv_bench.records.folder import read_run, read_sessions
 from semkv_bench.stats import StatsOptions, analyze
 from semkv_bench.records_runs import RUNS, newest_run
 

@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 
 from semkv_bench.errors import UsageError
-from semkv_bench.records import RunFolder, read_looks, read_run, write_looks
+from semkv_bench.records.folder import RunFolder, read_looks, read_run, write_looks
 from semkv_bench.stats import StatsOptions
 from semkv_bench.stats.sequential import take_look
 from semkv_bench.stats.spending import Look, spent

@@ -15,7 +15,7 @@ from semkv_bench.config.compose import conf_dir
 from semkv_bench.errors import CheckFailed, UsageError
 from semkv_bench.files import check_writable
 from semkv_bench.plan.plan import Plan, make_plan
-from semkv_bench.records import RunFolder, protocol_hash
+from semkv_bench.records.folder import RunFolder, protocol_hash
 from semkv_bench.report.files import write_all
 from semkv_bench.settings import FULL, GridOnly
 from semkv_bench.storage import cache_bytes

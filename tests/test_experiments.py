@@ -3,7 +3,7 @@ import pytest
 from semkv_bench.cli import main
 from semkv_bench.config.compose import choices, compose_config
 from semkv_bench.plan.plan.settings import planned_settings
-from semkv_bench.records import read_run
+from semkv_bench.records.folder import read_run
 
 EXPERIMENTS = choices("sweep")["experiment"]
 QUICK = ["per_task=1", "seeds=[0]", "subset=null", "max_new_tokens=2", "stats.looks=null"]

@@ -12,7 +12,7 @@ from semkv_bench.cliff_report import run_report
 from semkv_bench.errors import UsageError
 from semkv_bench.looks import in_order, progress_words, settle
 from semkv_bench.plan.plan.stages import arrange, described, stage_number
-from semkv_bench.records import RunFolder, read_looks, read_run
+from semkv_bench.records.folder import RunFolder, read_looks, read_run
 from semkv_bench.stats import StatsOptions
 from semkv_bench.tasks import Example
 

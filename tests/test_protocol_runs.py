@@ -3,7 +3,7 @@
 import pytest
 
 from semkv_bench.cli import main
-from semkv_bench.records import read_run
+from semkv_bench.records.folder import read_run
 
 
 def _sweep(folder, out, *more):

@@ -18,7 +18,7 @@ from semkv_bench.models.load.shape import ModelShape
 from semkv_bench.files import check_writable
 from semkv_bench.plan.plan import Plan, make_plan
 from semkv_bench.plan.plan.settings import planned_settings, quantizers
-from semkv_bench.records import RunFolder, protocol_hash, read_run, read_sessions
+from semkv_bench.records.folder import RunFolder, protocol_hash, read_run, read_sessions
 from semkv_bench.regress.checks import Checks, code_checks
 from semkv_bench.regress.comparison import Comparison, JudgeOptions, compare, compare_code, require_comparable
 from semkv_bench.regress.present import as_data, show

@@ -10,7 +10,7 @@ from guides import ROOT, commands, shown_files, write_files
 from transformers import AutoTokenizer
 
 from semkv_bench.cli import main
-from semkv_bench.records import read_run
+from semkv_bench.records.folder import read_run
 
 QUICK = [
     "subset=[niah_noise]",
