@@ -14,7 +14,7 @@ import pandas as pd
 import yaml
 
 from semkv_bench.errors import MissingError, SemkvError, UsageError
-from semkv_bench.records_schema import PLACE
+from semkv_bench.records.schema import PLACE
 
 __all__ = ["RunFolder", "protocol_hash", "read_looks", "read_run", "read_sessions", "write_looks"]
 

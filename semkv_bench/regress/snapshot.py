@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from semkv_bench.errors import MissingError, SemkvError, UsageError
-from semkv_bench.records_schema import REFERENCE
+from semkv_bench.records.schema import REFERENCE
 from semkv_bench.models.load.shape import ModelShape
 from semkv_bench.stats import StatsOptions, analyze
 

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from semkv_bench.errors import UsageError
-from semkv_bench.records_schema import REFERENCE, normalize
+from semkv_bench.records.schema import REFERENCE, normalize
 from semkv_bench.stats.bootstrap import percentile_interval, resample_means
 from semkv_bench.stats.cliff import cliff_of, grid_points
 from semkv_bench.stats.comparisons import with_comparisons
@@ -45,7 +45,7 @@ def analyze(
 ) -> dict:
     """Statistics of one set of records: the object written to report.json (schema 1).
 
-    ``frame`` has one row per example, seed, turn and setting (see :func:`semkv_bench.records_schema.normalize` for
+    ``frame`` has one row per example, seed, turn and setting (see :func:`semkv_bench.records.schema.normalize` for
     its columns). ``chance`` is each task's score of a guess that ignores the prompt, 0 where not given.
     ``preregistered`` says whether margin and alpha were fixed before the first record. The same records in
     any order give the same report, bit for bit. ``look`` is where a sequential run stands; ``frame`` then holds

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from semkv_bench.errors import UsageError
-from semkv_bench.records_schema import REFERENCE, UNIT
+from semkv_bench.records.schema import REFERENCE, UNIT
 from semkv_bench.stats.options import StatsOptions
 
 __all__ = ["PairedScores", "SettingInfo", "pair"]
@@ -83,7 +83,7 @@ class PairedScores:
 
 
 def pair(frame: pd.DataFrame, options: StatsOptions) -> PairedScores:
-    """Pair normalized records (see :func:`semkv_bench.records_schema.normalize`) row by row with the reference.
+    """Pair normalized records (see :func:`semkv_bench.records.schema.normalize`) row by row with the reference.
 
     Rows of one example that differ only in the seed and came out alike under every setting are repeats, not
     evidence: they do not count in ``evidence``, and a seed that repeats another wherever both were run is

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from semkv_bench.records_schema import REFERENCE, UNIT
+from semkv_bench.records.schema import REFERENCE, UNIT
 from semkv_bench.stats.contrast import Side, contrast
 from semkv_bench.stats.equivalence import difference_moments
 from semkv_bench.stats.guarded import guarded_interval, moments, score_interval

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from planted_records import by_setting, planted, records
 
 from semkv_bench.errors import UsageError
-from semkv_bench.records_schema import normalize
+from semkv_bench.records.schema import normalize
 from semkv_bench.stats import StatsOptions, analyze
 from semkv_bench.stats.bootstrap import percentile_interval, resample_means
 from semkv_bench.stats.pairing import pair
