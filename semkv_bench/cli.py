@@ -138,7 +138,7 @@ def sweep_once(config: "DictConfig", worker: int | None = None) -> None:
     from semkv_bench.files import check_writable
     from semkv_bench.plan.plan import make_plan
     from semkv_bench.config.shard import Shard
-    from semkv_bench.records_runs import RUNS
+    from semkv_bench.records.runs import RUNS
 
     check_writable(Path(config.out or RUNS).expanduser())
     turn = worker if config.shard is None else Shard.parse(config.shard).index - 1

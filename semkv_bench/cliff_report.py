@@ -18,7 +18,7 @@ from semkv_bench.files import check_writable
 from semkv_bench.plan.plan import stats_options
 from semkv_bench.records.folder import read_run, read_sessions
 from semkv_bench.stats import StatsOptions, analyze
-from semkv_bench.records_runs import RUNS, newest_run
+from semkv_bench.records.runs import RUNS, newest_run
 
 __all__ = ["analysed_run", "check_out", "given_options", "make_report", "portable", "run_report"]
 

@@ -28,7 +28,7 @@ from semkv_bench.config.compose import (
 from semkv_bench.errors import MissingError, SemkvError, UsageError
 from semkv_bench.files import check_writable
 from semkv_bench.plan.plan import make_plan
-from semkv_bench.records_runs import RUNS
+from semkv_bench.records.runs import RUNS
 
 __all__ = ["LAUNCHER_PACKAGES", "launcher_of", "multirun"]
 

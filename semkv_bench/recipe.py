@@ -20,7 +20,7 @@ from semkv_bench.report.files import write_all
 from semkv_bench.settings import FULL, GridOnly
 from semkv_bench.storage import cache_bytes
 from semkv_bench.console import human_bytes
-from semkv_bench.records_runs import RUNS, new_folder, one_at_a_time
+from semkv_bench.records.runs import RUNS, new_folder, one_at_a_time
 
 __all__ = ["Chosen", "choose_levels", "run_recipe"]
 

@@ -25,7 +25,7 @@ from semkv_bench.records.folder import RunFolder, protocol_hash
 from semkv_bench.runaway import is_loop, is_runaway
 from semkv_bench.settings import FULL
 from semkv_bench.tasks import Example, FollowUp
-from semkv_bench.records_runs import OF_REGRESS, RUNS, new_folder, newest_run, one_at_a_time
+from semkv_bench.records.runs import OF_REGRESS, RUNS, new_folder, newest_run, one_at_a_time
 
 __all__ = [ "open_run", "run_sweep"]
 

@@ -17,7 +17,7 @@ from semkv_bench import cli
 from semkv_bench.cli import main
 from semkv_bench.console import LastingConsole
 from semkv_bench.records.folder import read_run
-from semkv_bench.records_runs import newest_run
+from semkv_bench.records.runs import newest_run
 
 QUICK = ["per_task=3", "task.length=300", "max_new_tokens=4", "grid.levels=[16,4,2]"]
 

@@ -9,7 +9,7 @@ from semkv_bench.config.compose import compose_config
 from semkv_bench.errors import CheckFailed
 from semkv_bench.recipe import Chosen, _mixed_config, choose_levels, run_recipe
 from semkv_bench.records.folder import RunFolder
-from semkv_bench.records_runs import newest_run
+from semkv_bench.records.runs import newest_run
 
 LEVELS = {f"affine-L{n}": n for n in (16, 8, 6, 5, 4)}
 

@@ -27,7 +27,7 @@ from semkv_bench.multirun import LAUNCHER_PACKAGES
 from semkv_bench.files import cache_dir
 from semkv_bench.report.axes import drawing
 from semkv_bench.console import human_bytes
-from semkv_bench.records_runs import RUNS
+from semkv_bench.records.runs import RUNS
 from semkv_bench.tasks.longbench_data import HUB_DATASET, HUB_REVISION
 
 __all__ = ["CHECKS"]
