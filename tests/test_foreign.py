@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from semkv_bench.errors import MissingError, UsageError
-from semkv_bench.foreign import read_records
+from semkv_bench.records.foreign import read_records
 from semkv_bench.records.schema import normalize
 
 COLUMNS = ("task", "example_id", "setting", "code_bits", "score")
