@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 import numpy as np
 import pandas as pd
-from semkv_bench.cells import as_flag, as_integer, as_number, as_text, is_null, short
+from semkv_bench.records.values import as_flag, as_integer, as_number, as_text, is_null, short
 from semkv_bench.errors import MissingError, UsageError
 from semkv_bench.spelling import kind_of
 
