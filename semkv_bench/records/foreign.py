@@ -13,7 +13,7 @@ import pandas as pd
 
 from semkv_bench.records.values import as_flag, as_integer, as_number, as_text, is_null, short
 from semkv_bench.errors import MissingError, UsageError
-from semkv_bench.spelling import kind_of
+from semkv_bench.records.names import kind_of
 from semkv_bench.records.schema import KINDS, PLACE, REFERENCE, Where, _COLUMNS, _plain, normalize
 
 __all__ = [ "read_records"]
@@ -29,7 +29,7 @@ def read_records(path: Path | str, *, model: str | None = None) -> pd.DataFrame:
 
     The file (.jsonl, .parquet, or .csv with commas, semicolons or tabs) needs the columns task, example_id,
     setting, code_bits and score (0..1); the setting ``full`` is the reference. Absent columns become seed 0,
-    turn 0, the kind that the setting's name tells (:func:`semkv_bench.spelling.kind_of`), and null; ``code_bits``
+    turn 0, the kind that the setting's name tells (:func:`semkv_bench.records.names.kind_of`), and null; ``code_bits``
     of ``full`` may be left out. Ids are compared as text. ``model`` keeps the rows of one model, since models are
     never pooled.
 

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from semkv_bench.records.values import as_flag, as_integer, as_number, as_text, is_null, short
 from semkv_bench.errors import MissingError, UsageError
-from semkv_bench.spelling import kind_of
+from semkv_bench.records.names import kind_of
 
 __all__ = ["KINDS", "PLACE", "REFERENCE", "UNIT", "Where", "normalize"]
 

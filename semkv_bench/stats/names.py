@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from semkv_bench.spelling import parts
+from semkv_bench.records.names import parts
 from semkv_bench.stats.pairing import SettingInfo
 
 __all__ = ["Allocated", "allocated"]
