@@ -1,0 +1,68 @@
+"""TODO-DOC"""
+
+import fcntl
+import hashlib
+import json
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+import pandas as pd
+from semkv_bench.errors import UsageError
+from semkv_bench.records.folder import RunFolder, read_looks, read_run, write_looks
+from semkv_bench.stats import StatsOptions
+from semkv_bench.stats.sequential import take_look
+from semkv_bench.stats.spending import Look, spent
+from semkv_bench.tasks import Example
+from semkv_bench.plan.plan.stages import Stage, _look, _unit, arrange, described, stage_number
+
+__all__ = ["Standing", "last_look"]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a sequential run stands: the look to report, its sample, how many examples make the run complete."""
+
+    look: Look
+    frame: pd.DataFrame
+    complete_at: int
+    facts: dict[str, Any]
+
+
+
+def last_look(path: Path, frame: pd.DataFrame, protocol: dict[str, Any]) -> Standing | None:
+    """The last look whose examples are all recorded in ``frame``, or the one that ended the run.
+
+    Before the first look is complete, what is recorded is taken as a look of its own. None where the run is not
+    sequential.
+    """
+    if "looks" not in protocol:
+        return None
+    taken = read_looks(path)
+    stop = next((look for look in taken if look["stop"]), None)
+    units = frame.drop_duplicates(["task", "example_id", "seed"])
+    whole = [
+        int((units["look"] <= n).sum()) >= look["examples"] for n, look in enumerate(protocol["looks"], 1)
+    ]
+    number = whole.index(False) if False in whole else len(whole)
+    if stop is not None:
+        number = min(number, stop["look"])
+    total = protocol["examples"]["count"]
+    facts = {
+        "planned_examples": total,
+        "recorded_examples": len(units),
+        "complete_looks": number,
+        "stopped": stop is not None,
+        "reason": taken[number - 1]["reason"] if 0 < number <= len(taken) else None,
+    }
+    if number:
+        look = _look(protocol, number)
+        sample = frame[frame["look"] <= number].reset_index(drop=True)
+        return Standing(look, sample, look.examples[number - 1] if stop else total, facts)
+    planned = _look(protocol, 1)
+    share = min(len(units) / planned.examples[0], 0.999) * planned.times[0]
+    early = replace(planned, times=(share, *planned.times), examples=(len(units), *planned.examples))
+    return Standing(early, frame, total, facts)
+
