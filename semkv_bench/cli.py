@@ -204,7 +204,7 @@ def _ran_words(ran: int, folder: "RunFolder", config: "DictConfig") -> str:
 
 
 def _cliff_report(arguments: list[str]) -> int:
-    from semkv_bench.cliff_report import given_options, make_report
+    from semkv_bench.report.command import given_options, make_report
     from semkv_bench.config.compose import compose_config
 
     # Hydra would take model= for the group of models, and a name of brackets and commas for a list.

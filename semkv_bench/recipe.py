@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from semkv_bench import report
-from semkv_bench.cliff_report import run_report
+from semkv_bench.report.command import run_report
 from semkv_bench.config.compose import conf_dir
 from semkv_bench.errors import CheckFailed, UsageError
 from semkv_bench.files import check_writable

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from semkv_bench.cli import main
-from semkv_bench.cliff_report import run_report
+from semkv_bench.report.command import run_report
 from semkv_bench.errors import UsageError
 from semkv_bench.looks import in_order, progress_words, settle
 from semkv_bench.plan.plan.stages import arrange, described, stage_number
