@@ -217,7 +217,7 @@ def _cliff_report(arguments: list[str]) -> int:
     whole = set(config.stats) if "stats" in keys else set()
     changed = whole | {key.removeprefix("stats.") for key in keys if key.startswith("stats.")}
     if config.runs is not None:
-        from semkv_bench.overview import make_overview
+        from semkv_bench.report.several import make_overview
 
         make_overview(config, given_options(config, changed), _out)
         return 0
