@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import DynamicCache
 
-from semkv_bench.allocation import Prune, TwoLevel, Uniform, top_tokens
+from semkv_bench.settings.allocation import Prune, TwoLevel, Uniform, top_tokens
 from semkv_bench.protocols.rule import ranking
 from semkv_bench.engine.engine import Engine, Request
 from semkv_bench.errors import UsageError

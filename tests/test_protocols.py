@@ -6,7 +6,7 @@ from requested import GRID, MIXED, greedy, some_ids, some_request
 from transformers import DynamicCache
 
 from semkv_bench import SemKVCache
-from semkv_bench.allocation import top_tokens
+from semkv_bench.settings.allocation import top_tokens
 from semkv_bench.protocols.rule import PREFILL, Blocks
 from semkv_bench.engine.engine import Engine, Request, Turn
 from semkv_bench.engine.engine.options import EngineOptions

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from semkv_bench.allocation import Allocation, top_tokens
+from semkv_bench.settings.allocation import Allocation, top_tokens
 from semkv_bench.protocols.rule import Blocks, coder_seed, ranking
 from semkv_bench.engine.engine.rows import RowCache, RowLayer
 from semkv_bench.importance import metric

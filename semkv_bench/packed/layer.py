@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
-from semkv_bench.allocation import SHARED
+from semkv_bench.settings.allocation import SHARED
 from semkv_bench.protocols.rule import Blocks, coder_seed
 from semkv_bench.errors import SemkvError, UsageError
 from semkv_bench.kernels import NonFiniteError

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from semkv_bench.allocation import SHARED, Allocation
+from semkv_bench.settings.allocation import SHARED, Allocation
 from semkv_bench.protocols.rule import Blocks, ranking
 from semkv_bench.errors import UsageError
 from semkv_bench.importance import choices, metric
