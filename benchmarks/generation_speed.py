@@ -21,7 +21,7 @@ from semkv_bench.models.device import describe
 from semkv_bench.engine.engine import Engine, Request
 from semkv_bench.models.load import EmbeddedModel, LoadedModel
 from semkv_bench.quantizers import Affine
-from semkv_bench.settings import FULL, Setting, uniform_settings
+from semkv_bench.settings.setting import FULL, Setting, uniform_settings
 from semkv_bench.tasks import Synthetic
 
 LEVELS = [64, 32, 16, 12, 8, 7, 6, 5, 4, 3, 2]  # with full: 12 settings

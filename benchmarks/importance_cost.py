@@ -26,7 +26,7 @@ import psutil
 import torch
 from transformers import DynamicCache
 
-from semkv_bench.settings.allocation import top_tokens
+from semkv_bench.settings.setting.allocation import top_tokens
 from semkv_bench.models.device import describe
 from semkv_bench.engine.engine import Engine
 from semkv_bench.importance import choices, observe

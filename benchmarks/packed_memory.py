@@ -40,7 +40,7 @@ from semkv_bench.models.device import describe
 from semkv_bench.engine.engine import row_bytes
 from semkv_bench.models.load import EmbeddedModel
 from semkv_bench.quantizers import Affine, TurboQuant
-from semkv_bench.settings import Setting, TwoLevelMixes, uniform_settings
+from semkv_bench.settings.setting import Setting, TwoLevelMixes, uniform_settings
 
 NOTHING, DYNAMIC = "nothing", "dynamic"
 TOLERANCE = 0.02

@@ -6,7 +6,7 @@ from transformers import DynamicCache
 
 from semkv_bench.engine.engine import Request
 from semkv_bench.models.load import LoadedModel
-from semkv_bench.settings import Setting
+from semkv_bench.settings.setting import Setting
 
 
 @torch.inference_mode()

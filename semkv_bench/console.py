@@ -32,7 +32,7 @@ from semkv_bench.errors import MissingError, UsageError
 from semkv_bench.models.load.shape import ModelShape
 from semkv_bench.plan.plan.settings import quantizers
 from semkv_bench.models.known import published
-from semkv_bench.settings import FULL, Setting, uniform_settings
+from semkv_bench.settings.setting import FULL, Setting, uniform_settings
 
 __all__ = ["LastingConsole"]
 

@@ -5,7 +5,7 @@ from transformers import LlamaConfig
 
 from semkv_bench.engine.engine import Engine, Request
 from semkv_bench.quantizers import Affine, TurboQuant
-from semkv_bench.settings import FULL, TwoLevelMixes, uniform_settings
+from semkv_bench.settings.setting import FULL, TwoLevelMixes, uniform_settings
 
 AFFINE, TURBO = Affine(), TurboQuant()
 

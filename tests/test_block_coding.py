@@ -15,7 +15,7 @@ from semkv_bench.engine.engine import Engine, Request, Turn
 from semkv_bench.quantizers import Affine, TurboQuant
 from semkv_bench.quantizers.affine import AffineCoder
 from semkv_bench.engine.engine.coding import RowCoding
-from semkv_bench.settings import FULL, TwoLevelMixes
+from semkv_bench.settings.setting import FULL, TwoLevelMixes
 
 # What is coded, and how often
 

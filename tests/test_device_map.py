@@ -9,7 +9,7 @@ from semkv_bench.engine.engine.options import EngineOptions
 from semkv_bench.errors import UsageError
 from semkv_bench.models.load import EmbeddedModel, LoadedModel, PretrainedModel
 from semkv_bench.quantizers import Affine
-from semkv_bench.settings import FULL, uniform_settings
+from semkv_bench.settings.setting import FULL, uniform_settings
 
 SHAPE = {
     "vocab_size": 61,

@@ -8,7 +8,7 @@ from semkv_bench.engine.engine import Engine, Request
 from semkv_bench.engine.engine.options import EngineOptions
 from semkv_bench.errors import SemkvError, UsageError
 from semkv_bench.quantizers import Affine, NonFiniteError
-from semkv_bench.settings import FULL, uniform_settings
+from semkv_bench.settings.setting import FULL, uniform_settings
 
 GRID = uniform_settings(Affine(), Affine(), [16, 5, 3, 2])
 

@@ -13,7 +13,7 @@ from semkv_bench.models.load.shape import ModelShape
 from semkv_bench.plan.plan import Plan
 from semkv_bench.protocols import Prefill
 from semkv_bench.quantizers import Affine
-from semkv_bench.settings import FULL, uniform_settings
+from semkv_bench.settings.setting import FULL, uniform_settings
 from semkv_bench.config.shard import Shard
 from semkv_bench.tasks import Example
 from semkv_bench.plan.timing import Calibration, estimate_time

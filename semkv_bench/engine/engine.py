@@ -21,7 +21,7 @@ from semkv_bench.models.load import LoadedModel
 from semkv_bench.models.load.shape import ModelShape
 from semkv_bench.engine.engine.outcome import Outcome, Request, Turn
 from semkv_bench.engine.engine.coding import RowCoding
-from semkv_bench.settings import Setting
+from semkv_bench.settings.setting import Setting
 from semkv_bench.engine.engine.options import EngineOptions
 
 __all__ = ["Engine", "Outcome", "Request", "Turn", "row_bytes"]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from semkv_bench.settings import Setting
+from semkv_bench.settings.setting import Setting
 
 __all__ = ["Outcome", "Request", "Turn"]
 

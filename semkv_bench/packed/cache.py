@@ -21,7 +21,7 @@ from semkv_bench.packed.coding import check_packable
 from semkv_bench.packed.layer import PackedLayer, Plan
 from semkv_bench.packed.ranking import Layouts, Ranking
 from semkv_bench.packed.refeed import feed_last_again, stop
-from semkv_bench.settings import Coded, Setting
+from semkv_bench.settings.setting import Coded, Setting
 
 __all__ = ["CacheBytes", "SemKVCache"]
 
@@ -65,7 +65,7 @@ class SemKVCache(Cache):
     the model twice (see ``refeed``). Left padding is not stored. Sliding layers stay as they are.
 
     config: the model's own; attention reads its layer types and is reached through it.
-    setting: uniform or two-level; see ``semkv_bench.settings``.
+    setting: uniform or two-level; see ``semkv_bench.settings.setting``.
     seed: of rotations, and of ``random`` importance, which is drawn by seed and length, not by the prompt.
     parts: ``prompt``: what follows the prompt stays open. ``both``: it is coded too, in blocks of ``block``
         tokens, each once, as soon as a token beyond the block arrives. ``generated``: these blocks alone

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
-from semkv_bench.settings.allocation import SHARED
+from semkv_bench.settings.setting.allocation import SHARED
 from semkv_bench.protocols.rule import Blocks, coder_seed
 from semkv_bench.errors import SemkvError, UsageError
 from semkv_bench.kernels import NonFiniteError
@@ -17,7 +17,7 @@ from semkv_bench.packed.coding import packed_coder
 from semkv_bench.packed.decode import attend_packed, can_attend_packed
 from semkv_bench.packed.ranking import Layouts, Ranking
 from semkv_bench.packed.side import PackedSide, empty_buffer
-from semkv_bench.settings import Setting
+from semkv_bench.settings.setting import Setting
 
 __all__ = ["PackedLayer", "Plan"]
 

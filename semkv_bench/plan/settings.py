@@ -16,7 +16,7 @@ from semkv_bench.models.load import EmbeddedModel, PretrainedModel
 from semkv_bench.models.load.shape import ModelShape
 from semkv_bench.protocols import Protocol
 from semkv_bench.quantizers import Quantizer
-from semkv_bench.settings import FULL, Setting, uniform_settings
+from semkv_bench.settings.setting import FULL, Setting, uniform_settings
 from semkv_bench.config.shard import Shard
 from semkv_bench.stats import StatsOptions
 from semkv_bench.stats.operating_point import clusters_needed_at_best

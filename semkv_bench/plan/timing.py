@@ -17,7 +17,7 @@ from semkv_bench.plan.memory import Weights, target_device
 from semkv_bench.models.load import LoadedModel
 from semkv_bench.files import cache_dir
 from semkv_bench.plan.plan import Plan, prompt_hash
-from semkv_bench.settings import FULL
+from semkv_bench.settings.setting import FULL
 from semkv_bench.tasks import Example
 
 __all__ = ["Calibration", "Duration", "calibrate", "estimate_time", "stored_calibrations"]

@@ -7,7 +7,7 @@ from typing import Any
 from semkv_bench.protocols.rule import Blocks
 from semkv_bench.errors import UsageError
 from semkv_bench.protocols.base import Protocol, check_rule
-from semkv_bench.settings import Setting
+from semkv_bench.settings.setting import Setting
 from semkv_bench.tasks import Example
 
 __all__ = ["Generation"]

@@ -26,7 +26,7 @@ from semkv_bench.models.load.shape import ModelShape
 from semkv_bench.packed.coding import check_packable, packed_coder
 from semkv_bench.quantizers import NonFiniteError, Quantizer
 from semkv_bench.regress.probe import integers, probe_states, probe_tensor
-from semkv_bench.settings import Setting
+from semkv_bench.settings.setting import Setting
 
 __all__ = ["CHECK_LEVELS", "CLOSE", "Checks", "check_count", "code_checks", "differing"]
 

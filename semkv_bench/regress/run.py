@@ -30,7 +30,7 @@ from semkv_bench.regress.snapshot import (
     settle,
     write_baseline,
 )
-from semkv_bench.settings import Setting
+from semkv_bench.settings.setting import Setting
 from semkv_bench.records.runs import OF_REGRESS, RUNS, new_folder
 
 __all__ = ["BASELINES", "baseline_path", "run_regress"]

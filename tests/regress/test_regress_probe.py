@@ -8,7 +8,7 @@ from semkv_bench.models.load.shape import ModelShape
 from semkv_bench.quantizers import Affine, TurboQuant, TurboQuantProd
 from semkv_bench.regress.checks import CHECK_LEVELS, CLOSE, code_checks, differing
 from semkv_bench.regress.probe import integers, probe_states, probe_tensor
-from semkv_bench.settings import FULL, uniform_settings
+from semkv_bench.settings.setting import FULL, uniform_settings
 
 SHAPE = ModelShape(layers=3, quantized_layers=(0, 2), kv_heads=2, head_dim=16, max_positions=None)
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from semkv_bench.settings.allocation import Allocation, Prune, TwoLevel, Uniform
+from semkv_bench.settings.setting.allocation import Allocation, Prune, TwoLevel, Uniform
 from semkv_bench.errors import UsageError
 from semkv_bench.grid import FULL_PRECISION, Storage, check_levels, mix
 from semkv_bench.quantizers import Quantizer
