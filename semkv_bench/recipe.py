@@ -18,7 +18,7 @@ from semkv_bench.plan.plan import Plan, make_plan
 from semkv_bench.records.folder import RunFolder, protocol_hash
 from semkv_bench.report.files import write_all
 from semkv_bench.settings.setting import FULL, GridOnly
-from semkv_bench.storage import cache_bytes
+from semkv_bench.settings.storage import cache_bytes
 from semkv_bench.console import human_bytes
 from semkv_bench.records.runs import RUNS, new_folder, one_at_a_time
 

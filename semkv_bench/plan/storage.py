@@ -12,7 +12,7 @@ from semkv_bench.models.known import published
 from semkv_bench.settings.setting import FULL, Setting, uniform_settings
 from semkv_bench.console import human_bytes
 from semkv_bench.models.known import CONFIGURATION, PUBLICATION
-from semkv_bench.storage import cache_bytes
+from semkv_bench.settings.storage import cache_bytes
 
 __all__ = ["published_words", "show_storage", "storage_rows"]
 
