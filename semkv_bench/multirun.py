@@ -162,7 +162,7 @@ def _gpus() -> int:
 
 
 def _job(config: DictConfig) -> None:
-    from semkv_bench.cli import sweep_once
+    from semkv_bench.sweep.command import sweep_once
     from semkv_bench.console import set_up_output
 
     context: Any = HydraConfig.get()
