@@ -29,17 +29,10 @@ from semkv_bench.errors import MissingError, SemkvError, UsageError
 from semkv_bench.files import check_writable
 from semkv_bench.plan.plan import make_plan
 from semkv_bench.records.runs import RUNS
+from semkv_bench.sweep.launchers import LAUNCHER_PACKAGES, _HERE, launcher_of
 
-__all__ = ["LAUNCHER_PACKAGES", "launcher_of", "multirun"]
+__all__ = [ "multirun"]
 
-LAUNCHER_PACKAGES = {
-    "joblib": "hydra-joblib-launcher",
-    "ray": "hydra-ray-launcher",
-    "ray_aws": "hydra-ray-launcher",
-    "submitit_local": "hydra-submitit-launcher",
-    "submitit_slurm": "hydra-submitit-launcher",
-}
-_HERE = "basic"
 
 log = logging.getLogger(__name__)
 
@@ -117,26 +110,6 @@ def _tell_failed(failed: Sequence[tuple[str, Exception]]) -> None:
         raise type(error)(f"{job} failed: {error}") if isinstance(error, SemkvError) else error
 
 
-def launcher_of(overrides: Sequence[str]) -> str:
-    """Name of the launcher that ``overrides`` choose.
-
-    Raises:
-        UsageError: there is no such launcher, or several are asked for.
-        MissingError: it is a plugin that is not installed.
-    """
-    chosen = [o.partition("=")[2] for o in overrides if o.lstrip("+").startswith("hydra/launcher=")]
-    launcher = chosen[-1] if chosen else _HERE
-    if launcher != _HERE and launcher not in LAUNCHER_PACKAGES:
-        known = ", ".join([_HERE, *LAUNCHER_PACKAGES])
-        raise UsageError(f"there is no hydra/launcher {launcher!r}; choose one of {known}")
-    if launcher != _HERE:
-        try:
-            version(LAUNCHER_PACKAGES[launcher])
-        except PackageNotFoundError:
-            raise MissingError(
-                f"hydra/launcher={launcher} is not installed: pip install {LAUNCHER_PACKAGES[launcher]}"
-            ) from None
-    return launcher
 
 
 def _defaults(launcher: str, overrides: Sequence[str], jobs: int) -> list[str]:

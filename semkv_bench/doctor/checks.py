@@ -23,7 +23,7 @@ from semkv_bench.errors import SemkvError
 from semkv_bench.models.hub import hub_reachable
 from semkv_bench.kernels import backend
 from semkv_bench.models.load import EmbeddedModel
-from semkv_bench.multirun import LAUNCHER_PACKAGES
+from semkv_bench.sweep.launchers import LAUNCHER_PACKAGES
 from semkv_bench.files import cache_dir
 from semkv_bench.report.axes import drawing
 from semkv_bench.console import human_bytes

@@ -16,7 +16,7 @@ from semkv_bench.cli import main
 from semkv_bench.config.compose import check_sweeps, choices, compose_config, conf_dir, search_path
 from semkv_bench.errors import MissingError
 from semkv_bench.config.own import joined
-from semkv_bench.multirun import LAUNCHER_PACKAGES, launcher_of
+from semkv_bench.sweep.launchers import LAUNCHER_PACKAGES, launcher_of
 from semkv_bench.plan.plan import stats_options
 from semkv_bench.plan.plan.settings import planned_settings
 

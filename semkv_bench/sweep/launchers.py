@@ -1,0 +1,68 @@
+"""TODO-DOC"""
+
+import gc
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+from rich.console import Console
+from semkv_bench.config.compose import (
+    check_config,
+    check_sweeps,
+    conf_dir,
+    search_path,
+    to_yaml,
+    without,
+    wrong_configuration,
+)
+from semkv_bench.errors import MissingError, SemkvError, UsageError
+from semkv_bench.files import check_writable
+from semkv_bench.plan.plan import make_plan
+from semkv_bench.records.runs import RUNS
+
+__all__ = ["LAUNCHER_PACKAGES", "launcher_of"]
+
+
+LAUNCHER_PACKAGES = {
+    "joblib": "hydra-joblib-launcher",
+    "ray": "hydra-ray-launcher",
+    "ray_aws": "hydra-ray-launcher",
+    "submitit_local": "hydra-submitit-launcher",
+    "submitit_slurm": "hydra-submitit-launcher",
+}
+
+
+
+_HERE = "basic"
+
+
+
+def launcher_of(overrides: Sequence[str]) -> str:
+    """Name of the launcher that ``overrides`` choose.
+
+    Raises:
+        UsageError: there is no such launcher, or several are asked for.
+        MissingError: it is a plugin that is not installed.
+    """
+    chosen = [o.partition("=")[2] for o in overrides if o.lstrip("+").startswith("hydra/launcher=")]
+    launcher = chosen[-1] if chosen else _HERE
+    if launcher != _HERE and launcher not in LAUNCHER_PACKAGES:
+        known = ", ".join([_HERE, *LAUNCHER_PACKAGES])
+        raise UsageError(f"there is no hydra/launcher {launcher!r}; choose one of {known}")
+    if launcher != _HERE:
+        try:
+            version(LAUNCHER_PACKAGES[launcher])
+        except PackageNotFoundError:
+            raise MissingError(
+                f"hydra/launcher={launcher} is not installed: pip install {LAUNCHER_PACKAGES[launcher]}"
+            ) from None
+    return launcher
+
