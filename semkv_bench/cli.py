@@ -123,7 +123,7 @@ def _sweep(arguments: list[str]) -> int:
     from semkv_bench.config.compose import compose_config
 
     if "-m" in arguments or "--multirun" in arguments:
-        from semkv_bench.multirun import multirun
+        from semkv_bench.sweep.multirun import multirun
 
         rest = [a for a in arguments if a not in ("-m", "--multirun")]
         return multirun(_overrides(rest, several=True), _err)

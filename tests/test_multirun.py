@@ -10,7 +10,7 @@ import psutil
 import pytest
 import torch
 
-from semkv_bench import multirun
+from semkv_bench.sweep import multirun
 from semkv_bench.cli import main
 from semkv_bench.config.compose import check_sweeps
 from semkv_bench.errors import UsageError
