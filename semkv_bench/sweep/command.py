@@ -57,7 +57,7 @@ def _own_gpu(config: "DictConfig", turn: int | None) -> Iterator[None]:
     if turn is None or count < 2 or config.model.get("device_map", "") is not None:
         yield
         return
-    from semkv_bench.gpus import free_gpu
+    from semkv_bench.sweep.gpus import free_gpu
 
     with free_gpu(turn, count) as number:
         config.model.device_map = f"cuda:{number}"
