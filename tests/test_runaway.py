@@ -1,6 +1,6 @@
 import pytest
 
-from semkv_bench.runaway import is_loop, is_runaway
+from semkv_bench.sweep.runaway import is_loop, is_runaway
 
 SENTENCE = list(range(100, 120))
 

@@ -22,7 +22,7 @@ from semkv_bench.plan.plan.stages import stage_number
 from semkv_bench.models.load import LoadedModel
 from semkv_bench.plan.plan import Plan, prompt_hash
 from semkv_bench.records.folder import RunFolder, protocol_hash
-from semkv_bench.runaway import is_loop, is_runaway
+from semkv_bench.sweep.runaway import is_loop, is_runaway
 from semkv_bench.settings.setting import FULL
 from semkv_bench.tasks import Example, FollowUp
 from semkv_bench.records.runs import OF_REGRESS, RUNS, new_folder, newest_run, one_at_a_time
