@@ -15,7 +15,7 @@ from semkv_bench.config.compose import to_yaml
 from semkv_bench.models.device import describe
 from semkv_bench.engine.engine import Engine, Outcome, Request, Turn
 from semkv_bench.errors import SemkvError, UsageError
-from semkv_bench.looks import in_order, settle
+from semkv_bench.sweep.looks import in_order, settle
 from semkv_bench.plan.plan.stages import stage_number
 from semkv_bench.models.load import LoadedModel
 from semkv_bench.plan.plan import Plan, prompt_hash
