@@ -8,7 +8,7 @@ from semkv_bench.settings.setting.allocation import Prune, TwoLevel, Uniform, to
 from semkv_bench.protocols.rule import ranking
 from semkv_bench.engine.engine import Engine, Request
 from semkv_bench.errors import UsageError
-from semkv_bench.grid import FULL_PRECISION
+from semkv_bench.grid.levels import FULL_PRECISION
 from semkv_bench.quantizers import Affine, TurboQuant
 from semkv_bench.settings.setting import FULL, Pruned, TwoLevelMixes, uniform_settings
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from semkv_bench.errors import UsageError
-from semkv_bench.grid import (
+from semkv_bench.grid.levels import (
     DELETED,
     FULL_PRECISION,
     Storage,

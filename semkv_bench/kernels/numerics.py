@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from semkv_bench.errors import SemkvError
-from semkv_bench.grid import MAX_LEVELS
+from semkv_bench.grid.levels import MAX_LEVELS
 
 __all__ = ["FLOAT16_MAX", "NonFiniteError", "check_rows", "finite_cast", "to_float16"]
 

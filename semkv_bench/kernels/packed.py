@@ -21,7 +21,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from semkv_bench.grid import packing_plan
+from semkv_bench.grid.levels import packing_plan
 from semkv_bench.kernels.codebook_tables import CodebookTables
 
 __all__ = [

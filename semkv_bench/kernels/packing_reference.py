@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from semkv_bench.grid import PackingPlan, packing_plan
+from semkv_bench.grid.levels import PackingPlan, packing_plan
 from semkv_bench.kernels.affine_reference import affine_dequantize
 from semkv_bench.kernels.codebook_reference import codebook_dequantize
 from semkv_bench.kernels.numerics import finite_cast

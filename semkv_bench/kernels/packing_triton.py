@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from semkv_bench.grid import packing_plan
+from semkv_bench.grid.levels import packing_plan
 from semkv_bench.kernels.launch import finite_cast, interpreted, unit_stride
 from semkv_bench.kernels.packed import PackedLayout, PackedVectors, class_table, is_wide, plan_tables
 from semkv_bench.kernels.packed_rows import dequantize, load_codes, locate

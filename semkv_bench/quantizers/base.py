@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from semkv_bench.grid import Storage, code_bits, packing_plan
+from semkv_bench.grid.levels import Storage, code_bits, packing_plan
 from semkv_bench.kernels import NonFiniteError
 
 __all__ = ["Coder", "Encoded", "NonFiniteError", "Quantizer"]

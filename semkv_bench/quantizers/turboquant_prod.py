@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from semkv_bench import kernels
-from semkv_bench.grid import Storage, code_bits, packing_plan
+from semkv_bench.grid.levels import Storage, code_bits, packing_plan
 from semkv_bench.kernels.numerics import finite_cast, to_float16
 from semkv_bench.quantizers.base import Encoded, Quantizer, token_levels
 from semkv_bench.quantizers.rotation import gaussian_matrix, random_rotation

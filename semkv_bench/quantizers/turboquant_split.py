@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from semkv_bench.errors import UsageError
-from semkv_bench.grid import Storage, mix
+from semkv_bench.grid.levels import Storage, mix
 from semkv_bench.quantizers.base import Coder, Encoded, Quantizer, token_levels
 from semkv_bench.quantizers.turboquant import TurboQuant, TurboQuantCoder
 

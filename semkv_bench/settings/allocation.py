@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from semkv_bench.errors import UsageError
-from semkv_bench.grid import DELETED, FULL_PRECISION, Storage, check_levels, mix
+from semkv_bench.grid.levels import DELETED, FULL_PRECISION, Storage, check_levels, mix
 from semkv_bench.importance import metric
 from semkv_bench.quantizers import Quantizer
 

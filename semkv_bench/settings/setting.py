@@ -7,7 +7,7 @@ from typing import Any
 
 from semkv_bench.settings.setting.allocation import Allocation, Prune, TwoLevel, Uniform
 from semkv_bench.errors import UsageError
-from semkv_bench.grid import FULL_PRECISION, Storage, check_levels, mix
+from semkv_bench.grid.levels import FULL_PRECISION, Storage, check_levels, mix
 from semkv_bench.quantizers import Quantizer
 
 __all__ = ["FULL", "Coded", "GridOnly", "Pruned", "Setting", "TwoLevelMixes", "uniform_settings"]

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from semkv_bench.grid import mix, packing_plan
+from semkv_bench.grid.levels import mix, packing_plan
 from semkv_bench.kernels import PackedLayout, PackedVectors, total_nbytes
 from semkv_bench.kernels.affine_reference import affine_quantize
 from semkv_bench.kernels.codebook_reference import codebook_quantize

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from semkv_bench.errors import UsageError
-from semkv_bench.grid import mix
+from semkv_bench.grid.levels import mix
 from semkv_bench.quantizers import Affine, NonFiniteError
 
 FLOAT16_MAX = 65504.0

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from semkv_bench.errors import UsageError
-from semkv_bench.grid import mix
+from semkv_bench.grid.levels import mix
 from semkv_bench.quantizers import TurboQuant, TurboQuantProd, TurboQuantSplit
 from semkv_bench.quantizers.codebook import lloyd_max
 from semkv_bench.quantizers.rotation import random_rotation
