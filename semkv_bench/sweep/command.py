@@ -67,7 +67,7 @@ def _own_gpu(config: "DictConfig", turn: int | None) -> Iterator[None]:
 
 def _run_plan(plan: "Plan", config: "DictConfig", plain: bool = False, out: "Console" = _out) -> "RunFolder":
     from semkv_bench.plan.plan import too_few
-    from semkv_bench.progress import track
+    from semkv_bench.console import track
     from semkv_bench.sweep.run import open_run, run_sweep
 
     folder = open_run(plan, config)
