@@ -2,7 +2,7 @@
 
 import sys
 
-from semkv_bench.interrupt import one_line_on_interrupt
+from semkv_bench.errors import one_line_on_interrupt
 
 __all__ = ["main"]
 

@@ -20,7 +20,7 @@ from rich.logging import RichHandler
 
 from semkv_bench.console import LastingConsole
 from semkv_bench.errors import MissingError, SemkvError, UsageError
-from semkv_bench.interrupt import STOPPED, one_line_on_interrupt
+from semkv_bench.errors import STOPPED, one_line_on_interrupt
 from semkv_bench.console import _err, _out, set_up_output
 from semkv_bench.sweep.command import _run_plan, sweep_once
 

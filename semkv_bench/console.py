@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from rich.logging import RichHandler
 from semkv_bench.console import LastingConsole
 from semkv_bench.errors import MissingError, SemkvError, UsageError
-from semkv_bench.interrupt import STOPPED, one_line_on_interrupt
+from semkv_bench.errors import STOPPED, one_line_on_interrupt
 from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console

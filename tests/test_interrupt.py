@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from semkv_bench.interrupt import STOPPED, one_line_on_interrupt
+from semkv_bench.errors import STOPPED, one_line_on_interrupt
 
 ROOT = str(Path(__file__).resolve().parents[1])
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from rich.logging import RichHandler
 from semkv_bench.console import LastingConsole
 from semkv_bench.errors import MissingError, SemkvError, UsageError
-from semkv_bench.interrupt import STOPPED, one_line_on_interrupt
+from semkv_bench.errors import STOPPED, one_line_on_interrupt
 from semkv_bench.console import _err, _out, set_up_output
 
 __all__ = ["sweep_once"]
