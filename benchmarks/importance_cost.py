@@ -26,12 +26,12 @@ import psutil
 import torch
 from transformers import DynamicCache
 
-from semkv_bench.settings.setting.allocation import top_tokens
-from semkv_bench.models.device import describe
 from semkv_bench.engine.engine import Engine
 from semkv_bench.importance import choices, observe
 from semkv_bench.importance.base import Recorder
+from semkv_bench.models.device import describe
 from semkv_bench.models.load import EmbeddedModel, LoadedModel
+from semkv_bench.settings.allocation import top_tokens
 from semkv_bench.tasks import Synthetic
 
 LIMITS = {"attention_received": 0.60, "all": 0.80}  # shares of the stock prefill

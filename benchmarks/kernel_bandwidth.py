@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from semkv_bench import kernels
-from semkv_bench.models.device import describe
 from semkv_bench.kernels import PackedLayout, PackedVectors, total_nbytes
+from semkv_bench.models.device import describe
 from semkv_bench.quantizers.turboquant import codebook_tables
 
 SETTINGS = 12

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 from semkv_bench import kernels
-from semkv_bench.models.device import describe
 from semkv_bench.engine.engine import Engine
+from semkv_bench.models.device import describe
 from semkv_bench.models.load import EmbeddedModel
 from semkv_bench.quantizers import Affine, Quantizer, TurboQuant
 from semkv_bench.settings.setting import uniform_settings

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from stock import stock_generate
 
-from semkv_bench.models.device import describe
 from semkv_bench.engine.engine import Engine, Request
+from semkv_bench.models.device import describe
 from semkv_bench.models.load import EmbeddedModel, LoadedModel
 from semkv_bench.quantizers import Affine
 from semkv_bench.settings.setting import FULL, Setting, uniform_settings

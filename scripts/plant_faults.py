@@ -19,11 +19,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from semkv_bench import engine, rowcoding, settings
 from semkv_bench.cli import main
+from semkv_bench.engine import coding, engine
 from semkv_bench.kernels import affine_reference, codebook_reference, packing_reference
 from semkv_bench.models.load import EmbeddedModel
 from semkv_bench.quantizers import Affine, TurboQuant
+from semkv_bench.settings import setting as settings
 
 SEEDS = range(11)  # the baseline's own, where records must agree, and ten others
 # Of every fault half of the baseline's examples; the untouched tree gets all.
@@ -40,7 +41,7 @@ class Fault:
 
 
 _CODE, _TOP = (affine_reference, "_code"), (affine_reference, "_top")
-_FILL, _SIDE = (rowcoding.RowCoding, "fill"), (rowcoding.RowCoding, "_side")
+_FILL, _SIDE = (coding.RowCoding, "fill"), (coding.RowCoding, "_side")
 _CELL, _NORM = (codebook_reference, "_cell"), (codebook_reference, "_norm")
 
 # The first six are the ones that the command was made for; the others are variants of them.

@@ -1,37 +1,20 @@
 """The command line: ``semkv-bench COMMAND key=value ...``; nothing but argument handling."""
 
 import json
-import logging
 import os
 import re
-import shlex
 import signal
 import sys
 import textwrap
 import traceback
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-from rich.logging import RichHandler
+from semkv_bench.console import ERR, OUT, set_up_output
+from semkv_bench.errors import STOPPED, MissingError, SemkvError, UsageError, one_line_on_interrupt
+from semkv_bench.sweep.command import run_plan, sweep_once
 
-from semkv_bench.console import LastingConsole
-from semkv_bench.errors import MissingError, SemkvError, UsageError
-from semkv_bench.errors import STOPPED, one_line_on_interrupt
-from semkv_bench.console import _err, _out, set_up_output
-from semkv_bench.sweep.command import _run_plan, sweep_once
-
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
-    from rich.console import Console
-
-    from semkv_bench.plan.plan import Plan
-    from semkv_bench.records.folder import RunFolder
-
-__all__ = ["main",]
+__all__ = ["main"]
 
 _SUMMARY = """semkv-bench measures where an LLM's quality falls off a cliff as its KV cache
 loses bits.
@@ -59,26 +42,25 @@ groups and choices."""
 _PATHS = ("baseline", "dir", "out", "path", "prompts_path", "records", "run")
 
 
-
 @one_line_on_interrupt()
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code (0 good, 1 check failed, 2 wrong usage, 3 could not be done)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     set_up_output()
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        _out.print(_SUMMARY, markup=False, highlight=False, soft_wrap=True)
+        OUT.print(_SUMMARY, markup=False, highlight=False, soft_wrap=True)
         return 0
     if arguments[0] == "--version":
         from semkv_bench import __version__
 
-        _out.print(f"semkv-bench {__version__}", highlight=False)
+        OUT.print(f"semkv-bench {__version__}", highlight=False)
         return 0
     try:
         return _run(arguments[0], arguments[1:])
     except SemkvError as error:
         return _fail(error)
     except KeyboardInterrupt:
-        _err.print(STOPPED, highlight=False, soft_wrap=True)
+        ERR.print(STOPPED, highlight=False, soft_wrap=True)
         return 128 + signal.SIGINT
     except Exception as error:
         if os.environ.get("SEMKV_TRACEBACK"):
@@ -126,22 +108,14 @@ def _sweep(arguments: list[str]) -> int:
         from semkv_bench.sweep.multirun import multirun
 
         rest = [a for a in arguments if a not in ("-m", "--multirun")]
-        return multirun(_overrides(rest, several=True), _err)
+        return multirun(_overrides(rest, several=True), ERR)
     sweep_once(compose_config("sweep", _overrides(arguments)))
     return 0
 
 
-
-
-
-
-
-
-
-
 def _cliff_report(arguments: list[str]) -> int:
-    from semkv_bench.report.command import given_options, make_report
     from semkv_bench.config.compose import compose_config
+    from semkv_bench.report.command import given_options, make_report
 
     # Hydra would take model= for the group of models, and a name of brackets and commas for a list.
     models = [argument for argument in arguments if argument.startswith("model=")]
@@ -155,9 +129,9 @@ def _cliff_report(arguments: list[str]) -> int:
     if config.runs is not None:
         from semkv_bench.report.several import make_overview
 
-        make_overview(config, given_options(config, changed), _out)
+        make_overview(config, given_options(config, changed), OUT)
         return 0
-    make_report(config, changed, _out)
+    make_report(config, changed, OUT)
     return 0
 
 
@@ -171,7 +145,7 @@ def _recipe(arguments: list[str]) -> int:
     from semkv_bench.config.compose import compose_config
     from semkv_bench.recipe import run_recipe
 
-    run_recipe(compose_config("recipe", _overrides(arguments)), _run_plan, _out)
+    run_recipe(compose_config("recipe", _overrides(arguments)), run_plan, OUT)
     return 0
 
 
@@ -181,8 +155,8 @@ def _regress(arguments: list[str]) -> int:
 
     flags = {"--json", "--update"}
     config = compose_config("regress", _overrides([a for a in arguments if a not in flags]))
-    console = _err if "--json" in arguments else _out
-    run = partial(_run_plan, out=console)
+    console = ERR if "--json" in arguments else OUT
+    run = partial(run_plan, out=console)
     code, content = run_regress(config, run, console, update="--update" in arguments)
     if "--json" in arguments:
         _tell(json.dumps(content, indent=1))
@@ -199,7 +173,7 @@ def _storage(arguments: list[str]) -> int:
     if as_json:
         _tell(json.dumps(rows if len(rows) > 1 else rows[0], indent=1))
     else:
-        show_storage(rows, _out)
+        show_storage(rows, OUT)
     return 0
 
 
@@ -208,9 +182,9 @@ def _plan(arguments: list[str]) -> int:
     from semkv_bench.config.compose import compose_config
     from semkv_bench.plan.memory import estimate_memory, weights_of
     from semkv_bench.plan.plan import make_plan
-    from semkv_bench.plan.view import plan_content, show_plan
     from semkv_bench.plan.storage import published_words
     from semkv_bench.plan.timing import calibrate, estimate_time
+    from semkv_bench.plan.view import plan_content, show_plan
 
     config = compose_config("sweep", _overrides(rest))
     try:
@@ -222,13 +196,13 @@ def _plan(arguments: list[str]) -> int:
     if "--calibrate" in flags:
         if not memory.fits:
             raise UsageError(f"the model does not fit here: {memory.advice}")
-        with _err.status(f"timing {plan.source.name} on one example"):
+        with ERR.status(f"timing {plan.source.name} on one example"):
             calibrate(plan, weights.parameters)
     duration = estimate_time(plan, weights, memory.batch_rows)
     if "--json" in flags:
         _tell(json.dumps(plan_content(plan, memory, duration), indent=1))
     else:
-        show_plan(plan, memory, duration, _out)
+        show_plan(plan, memory, duration, OUT)
     return 0
 
 
@@ -244,7 +218,7 @@ def _models(arguments: list[str]) -> int:
     if "--json" in flags:
         _tell(as_json(entries))
     else:
-        show_catalog(entries, _out)
+        show_catalog(entries, OUT)
     return 0
 
 
@@ -254,12 +228,12 @@ def _doctor(arguments: list[str]) -> int:
         raise UsageError(f"doctor takes --json only, not {rest[0]}")
     from semkv_bench.doctor.report import as_json, examine, healthy, show_findings
 
-    with _err.status("looking at this machine"):
+    with ERR.status("looking at this machine"):
         findings = list(examine())
     if "--json" in flags:
         _tell(as_json(findings))
     else:
-        show_findings(findings, _out)
+        show_findings(findings, OUT)
     return 0 if healthy(findings) else MissingError.exit_code
 
 
@@ -312,9 +286,9 @@ def _help(command: str, config_name: str | None) -> None:
         ]
     # What is no terminal gets whole lines, to search in.
     text = "\n".join(lines)
-    if _out.is_terminal:
-        text = "\n".join(_wrapped(line, _out.width) for line in text.split("\n"))
-    _out.print(text, markup=False, highlight=False, soft_wrap=True)
+    if OUT.is_terminal:
+        text = "\n".join(_wrapped(line, OUT.width) for line in text.split("\n"))
+    OUT.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _wrapped(line: str, width: int) -> str:
@@ -361,14 +335,12 @@ def _tell(text: str) -> None:
     try:
         print(text, flush=True)
     except BrokenPipeError:
-        _out.on_broken_pipe()
+        OUT.on_broken_pipe()
 
 
 def _fail(error: SemkvError) -> int:
-    _err.print(f"semkv-bench: {' '.join(str(error).split())}", markup=False, highlight=False, soft_wrap=True)
+    ERR.print(f"semkv-bench: {' '.join(str(error).split())}", markup=False, highlight=False, soft_wrap=True)
     return error.exit_code
-
-
 
 
 if __name__ == "__main__":

@@ -1,42 +1,15 @@
-"""Consoles that outlive their reader: ``semkv-bench doctor | head -1``."""
+"""The terminal: consoles that outlive their reader, progress of long loops, log lines."""
 
-import os
-from contextlib import suppress
-
-from rich.console import Console
-import json
 import logging
 import os
-import re
-import shlex
-import signal
-import sys
-import textwrap
-import traceback
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING
-from rich.logging import RichHandler
-from semkv_bench.console import LastingConsole
-from semkv_bench.errors import MissingError, SemkvError, UsageError
-from semkv_bench.errors import STOPPED, one_line_on_interrupt
-from typing import Any
-from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
-from rich.table import Table
-from semkv_bench.config.compose import build
-from semkv_bench.errors import MissingError, UsageError
-from semkv_bench.models.load.shape import ModelShape
-from semkv_bench.plan.plan.settings import quantizers
-from semkv_bench.models.known import published
-from semkv_bench.settings.setting import FULL, Setting, uniform_settings
 import time
+import warnings
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import TypeVar
+
 from rich.console import Console
+from rich.logging import RichHandler
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -46,7 +19,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-__all__ = ["LastingConsole"]
+__all__ = ["ERR", "OUT", "LastingConsole", "human_bytes", "set_up_output", "track"]
 
 
 class LastingConsole(Console):
@@ -59,12 +32,10 @@ class LastingConsole(Console):
             os.dup2(nowhere.fileno(), self.file.fileno())
 
 
-_out = LastingConsole()
+OUT = LastingConsole()
 
 
-
-_err = LastingConsole(stderr=True)
-
+ERR = LastingConsole(stderr=True)
 
 
 def set_up_output() -> None:
@@ -73,10 +44,9 @@ def set_up_output() -> None:
     # Threads that spin at barriers slow a sweep tenfold as soon as anything else wants a core. Read by torch on import.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch|transformers|hydra")
-    handler = RichHandler(console=_err, show_time=False, show_path=False, show_level=False, markup=False)
+    handler = RichHandler(console=ERR, show_time=False, show_path=False, show_level=False, markup=False)
     logging.basicConfig(level=logging.WARNING, handlers=[handler], format="%(message)s", force=True)
     logging.getLogger("semkv_bench").setLevel(logging.INFO)
-
 
 
 def human_bytes(size: float) -> str:
@@ -88,13 +58,10 @@ def human_bytes(size: float) -> str:
     return f"{size:.3g} GiB"
 
 
-
 T = TypeVar("T")
 
 
-
 _QUIET_SECONDS = 15.0
-
 
 
 def track(items: Iterable[T], total: int, what: str, console: Console) -> Iterator[T]:
@@ -124,4 +91,3 @@ def track(items: Iterable[T], total: int, what: str, console: Console) -> Iterat
                 f"{what}: {done} of {total}, {now - began:.0f} s, about {left:.0f} s left", highlight=False
             )
             spoken = now
-

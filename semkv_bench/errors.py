@@ -1,11 +1,12 @@
-"""Errors worded for the person at the command line, each with its exit code."""
+"""Errors worded for the person at the command line, each with its exit code, and Ctrl-C as one line."""
+
 import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["CheckFailed", "MissingError", "SemkvError", "UsageError"]
+__all__ = ["STOPPED", "CheckFailed", "MissingError", "SemkvError", "UsageError", "one_line_on_interrupt"]
 
 
 class SemkvError(Exception):
@@ -39,9 +40,7 @@ class MissingError(SemkvError):
 STOPPED = "stopped; what is recorded is safe, run the same command again to continue"
 
 
-
 _CODE = 128 + signal.SIGINT
-
 
 
 @contextmanager
@@ -62,7 +61,6 @@ def one_line_on_interrupt() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-
 def _stop(number: int, frame: FrameType | None) -> None:
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
@@ -70,4 +68,3 @@ def _stop(number: int, frame: FrameType | None) -> None:
             os._exit(_CODE)
         frame = frame.f_back
     raise KeyboardInterrupt
-

@@ -10,17 +10,17 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from semkv_bench import report
-from semkv_bench.report.command import run_report
 from semkv_bench.config.compose import conf_dir
+from semkv_bench.console import human_bytes
 from semkv_bench.errors import CheckFailed, UsageError
 from semkv_bench.files import check_writable
 from semkv_bench.plan.plan import Plan, make_plan
 from semkv_bench.records.folder import RunFolder, protocol_hash
+from semkv_bench.records.runs import RUNS, new_folder, one_at_a_time
+from semkv_bench.report.command import run_report
 from semkv_bench.report.files import write_all
 from semkv_bench.settings.setting import FULL, GridOnly
 from semkv_bench.settings.storage import cache_bytes
-from semkv_bench.console import human_bytes
-from semkv_bench.records.runs import RUNS, new_folder, one_at_a_time
 
 __all__ = ["Chosen", "choose_levels", "run_recipe"]
 

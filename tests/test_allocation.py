@@ -4,12 +4,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import DynamicCache
 
-from semkv_bench.settings.setting.allocation import Prune, TwoLevel, Uniform, top_tokens
-from semkv_bench.protocols.rule import ranking
 from semkv_bench.engine.engine import Engine, Request
 from semkv_bench.errors import UsageError
 from semkv_bench.grid.levels import FULL_PRECISION
+from semkv_bench.protocols.rule import ranking
 from semkv_bench.quantizers import Affine, TurboQuant
+from semkv_bench.settings.allocation import Prune, TwoLevel, Uniform, top_tokens
 from semkv_bench.settings.setting import FULL, Pruned, TwoLevelMixes, uniform_settings
 
 METRICS = ["key_norm", "value_norm", "surprisal", "attention_received", "random", "recency"]

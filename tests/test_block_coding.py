@@ -9,12 +9,12 @@ from requested import GRID, MIXED, greedy, some_ids, some_request
 from transformers import LlamaConfig
 
 from semkv_bench import SemKVCache, kernels
-from semkv_bench.protocols.rule import PREFILL, Blocks, coder_seed
-from semkv_bench.engine.engine.rows import RowCache
+from semkv_bench.engine.coding import RowCoding
 from semkv_bench.engine.engine import Engine, Request, Turn
+from semkv_bench.engine.rows import RowCache
+from semkv_bench.protocols.rule import PREFILL, Blocks, coder_seed
 from semkv_bench.quantizers import Affine, TurboQuant
 from semkv_bench.quantizers.affine import AffineCoder
-from semkv_bench.engine.engine.coding import RowCoding
 from semkv_bench.settings.setting import FULL, TwoLevelMixes
 
 # What is coded, and how often

@@ -2,7 +2,7 @@ import pytest
 import torch
 from transformers import DynamicCache, LlamaConfig
 
-from semkv_bench.engine.engine.rows import RowCache, full_attention_layers, layer_types, row_mask
+from semkv_bench.engine.rows import RowCache, full_attention_layers, layer_types, row_mask
 
 
 def _poison(cache: RowCache) -> None:

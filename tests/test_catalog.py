@@ -20,7 +20,9 @@ def bare(tmp_path, monkeypatch):
     """No model on this disk, no network; returns the hub's cache folder."""
     monkeypatch.setenv("SEMKV_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr("semkv_bench.models.load.hub_reachable", lambda: pytest.fail("the network was asked for"))
+    monkeypatch.setattr(
+        "semkv_bench.models.load.hub_reachable", lambda: pytest.fail("the network was asked for")
+    )
     monkeypatch.setattr("semkv_bench.models.load._installed_gguf", lambda: None)
     return tmp_path / "hub"
 

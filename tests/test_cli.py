@@ -425,7 +425,7 @@ def test_a_report_does_not_depend_on_what_only_describes(run, tmp_path, name, co
 @pytest.mark.parametrize("command", [[], *([name] for name in cli._COMMANDS)])
 def test_help_fits_a_terminal_of_80_columns(command, monkeypatch):
     shown = StringIO()
-    monkeypatch.setattr(cli, "_out", LastingConsole(file=shown, force_terminal=True, width=80))
+    monkeypatch.setattr(cli, "OUT", LastingConsole(file=shown, force_terminal=True, width=80))
     assert main([*command, "--help"]) == 0
     assert max(map(len, shown.getvalue().splitlines())) <= 80 and shown.getvalue().count("\n") > 2
 

@@ -11,7 +11,7 @@ from semkv_bench.cli import _path_as_given, main
 from semkv_bench.config.compose import build, check_sweeps, choices, compose_config, conf_dir
 from semkv_bench.errors import UsageError
 from semkv_bench.plan.plan import stats_options
-from semkv_bench.plan.plan.settings import planned_settings
+from semkv_bench.plan.settings import planned_settings
 
 GROUPS = choices("sweep")
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from semkv_bench import doctor, doctor_checks, selfcheck
 from semkv_bench.cli import main
-from semkv_bench.doctor.report.finding import MISSING, NOTE, OK
+from semkv_bench.doctor import checks, kernel_check, report
+from semkv_bench.doctor.finding import MISSING, NOTE, OK
 from semkv_bench.kernels import affine_reference
 
 
@@ -16,14 +16,14 @@ def few(monkeypatch, tmp_path):
     """Only the checks of places, in an empty folder."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SEMKV_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(doctor_checks, "CHECKS", (doctor_checks._places,))
+    monkeypatch.setattr(checks, "CHECKS", (checks._places,))
     return tmp_path
 
 
 def test_this_machine_is_fit_for_the_tests(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(doctor_checks, "hub_reachable", lambda: False)
-    monkeypatch.setattr(doctor_checks, "_SELFCHECK_S", 3000)
+    monkeypatch.setattr(checks, "hub_reachable", lambda: False)
+    monkeypatch.setattr(checks, "_SELFCHECK_S", 3000)
     code = main(["doctor", "--json"])
     report = json.loads(capsys.readouterr().out)
     assert code == 0, [check for check in report["checks"] if check["state"] == MISSING]
@@ -50,7 +50,7 @@ def test_an_old_and_an_absent_package(few, monkeypatch, capsys):
             raise PackageNotFoundError(name)
         return "2.0" if name == "torch" else version(name)
 
-    monkeypatch.setattr(doctor, "version", fake)
+    monkeypatch.setattr(report, "version", fake)
     assert main(["doctor", "--json"]) == 3
     wrong = [c for c in json.loads(capsys.readouterr().out)["checks"] if c["state"] == MISSING]
     assert [(c["name"], c["found"]) for c in wrong] == [
@@ -63,7 +63,7 @@ def test_an_old_and_an_absent_package(few, monkeypatch, capsys):
 def test_every_dependency_is_looked_for():
     project = Path(__file__).parents[1] / "pyproject.toml"
     wanted = tomllib.loads(project.read_text())["project"]["dependencies"]
-    assert len(doctor._requirements()) == len(wanted)
+    assert len(report._requirements()) == len(wanted)
 
 
 def test_a_check_that_breaks_is_a_finding(few, monkeypatch, capsys):
@@ -71,7 +71,7 @@ def test_a_check_that_breaks_is_a_finding(few, monkeypatch, capsys):
         raise RuntimeError("driver gone")
         yield
 
-    monkeypatch.setattr(doctor_checks, "CHECKS", (_gone,))
+    monkeypatch.setattr(checks, "CHECKS", (_gone,))
     assert main(["doctor"]) == 3
     assert "cannot be checked: RuntimeError: driver gone" in capsys.readouterr().out
 
@@ -80,22 +80,22 @@ def test_a_full_disk_is_told(few, monkeypatch):
     class Usage:
         free = 1000
 
-    monkeypatch.setattr(doctor_checks.shutil, "disk_usage", lambda path: Usage)
-    states = {finding.name: finding.state for finding in doctor_checks._places()}
+    monkeypatch.setattr(checks.shutil, "disk_usage", lambda path: Usage)
+    states = {finding.name: finding.state for finding in checks._places()}
     assert states == {"results": NOTE, "cache folder": NOTE}
 
 
 def test_a_forbidden_backend_is_missing(monkeypatch):
     monkeypatch.setenv("SEMKV_KERNELS", "cudnn")
-    (finding,) = doctor_checks._kernels()
+    (finding,) = checks._kernels()
     assert finding.state == MISSING and finding.mend == "unset SEMKV_KERNELS"
 
 
 def test_the_self_test_sees_wrong_codes(monkeypatch):
-    assert selfcheck.check(use_triton=False) == "reference"
+    assert kernel_check.check(use_triton=False) == "reference"
     monkeypatch.setattr(affine_reference, "affine_quantize_dequantize", lambda x, levels, group: x.clone())
     with pytest.raises(AssertionError, match="the reference gives"):
-        selfcheck.check(use_triton=False)
+        kernel_check.check(use_triton=False)
 
 
 def test_options_and_usage(capsys):

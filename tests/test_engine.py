@@ -5,7 +5,7 @@ import torch
 from transformers import DynamicCache
 
 from semkv_bench.engine.engine import Engine, Request
-from semkv_bench.engine.engine.options import EngineOptions
+from semkv_bench.engine.options import EngineOptions
 from semkv_bench.errors import SemkvError, UsageError
 from semkv_bench.quantizers import Affine, NonFiniteError
 from semkv_bench.settings.setting import FULL, uniform_settings

@@ -4,19 +4,19 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from semkv_bench import memory, timing
 from semkv_bench.cli import main
-from semkv_bench.engine.engine.options import EngineOptions
-from semkv_bench.plan.memory import Weights, estimate_memory, weights_of
+from semkv_bench.config.shard import Shard
+from semkv_bench.engine.options import EngineOptions
 from semkv_bench.models.load import PretrainedModel
-from semkv_bench.models.load.shape import ModelShape
+from semkv_bench.models.shape import ModelShape
+from semkv_bench.plan import memory, timing
+from semkv_bench.plan.memory import Weights, estimate_memory, weights_of
 from semkv_bench.plan.plan import Plan
+from semkv_bench.plan.timing import Calibration, estimate_time
 from semkv_bench.protocols import Prefill
 from semkv_bench.quantizers import Affine
 from semkv_bench.settings.setting import FULL, uniform_settings
-from semkv_bench.config.shard import Shard
 from semkv_bench.tasks import Example
-from semkv_bench.plan.timing import Calibration, estimate_time
 
 # 64 bytes of cache a token; a row of 100 + 20 + 1 tokens, and 8 bytes for each of 4 x 50 logits: 9,344 bytes.
 SHAPE = ModelShape(layers=2, quantized_layers=(0, 1), kv_heads=1, head_dim=8, max_positions=None)

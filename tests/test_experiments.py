@@ -2,7 +2,7 @@ import pytest
 
 from semkv_bench.cli import main
 from semkv_bench.config.compose import choices, compose_config
-from semkv_bench.plan.plan.settings import planned_settings
+from semkv_bench.plan.settings import planned_settings
 from semkv_bench.records.folder import read_run
 
 EXPERIMENTS = choices("sweep")["experiment"]

@@ -40,7 +40,9 @@ def test_inside_an_import_it_is_one_line(tmp_path):
         "try:\n    os.kill(os.getpid(), signal.SIGINT)\n    signal.sigtimedwait([], 5)\n"
         "except BaseException:\n    print('half imported')\n"
     )
-    code = "from semkv_bench.interrupt import one_line_on_interrupt\nwith one_line_on_interrupt():\n    import slow"
+    code = (
+        "from semkv_bench.errors import one_line_on_interrupt\nwith one_line_on_interrupt():\n    import slow"
+    )
     ran = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"},

@@ -8,12 +8,12 @@ import pytest
 from rich.console import Console
 
 from semkv_bench.cli import main
-from semkv_bench.report.command import run_report
 from semkv_bench.errors import UsageError
-from semkv_bench.sweep.looks import in_order, progress_words, settle
-from semkv_bench.plan.plan.stages import arrange, described, stage_number
+from semkv_bench.plan.stages import arrange, described, stage_number
 from semkv_bench.records.folder import RunFolder, read_looks, read_run
+from semkv_bench.report.command import run_report
 from semkv_bench.stats import StatsOptions
+from semkv_bench.sweep.looks import in_order, progress_words, settle
 from semkv_bench.tasks import Example
 
 GRID = {"full": 16.0, "L16": 4.0, "L8": 3.0, "L4": 2.0, "L2": 1.0}

@@ -6,10 +6,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from semkv_bench.models import load as models
 from semkv_bench.errors import MissingError, UsageError
+from semkv_bench.models import load as models
 from semkv_bench.models.load import EmbeddedModel, PretrainedModel
-from semkv_bench.models.load.shape import ModelShape
+from semkv_bench.models.shape import ModelShape
 
 
 @pytest.fixture

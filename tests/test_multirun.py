@@ -10,11 +10,11 @@ import psutil
 import pytest
 import torch
 
-from semkv_bench.sweep import multirun
 from semkv_bench.cli import main
 from semkv_bench.config.compose import check_sweeps
 from semkv_bench.errors import UsageError
 from semkv_bench.records.folder import read_run
+from semkv_bench.sweep import multirun
 
 QUICK = ["per_task=3", "task.length=300", "max_new_tokens=2", "grid.levels=[4,2]", "subset=[niah_noise]"]
 

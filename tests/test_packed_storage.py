@@ -23,9 +23,9 @@ from packed_caches import (
 )
 
 from semkv_bench import SemKVCache
-from semkv_bench.settings.setting.allocation import TwoLevel
 from semkv_bench.errors import SemkvError, UsageError
 from semkv_bench.quantizers import Affine, NonFiniteError, TurboQuantProd, TurboQuantSplit
+from semkv_bench.settings.allocation import TwoLevel
 from semkv_bench.settings.setting import FULL, Coded, Pruned, Setting, uniform_settings
 
 # Storage

@@ -6,12 +6,12 @@ from requested import GRID, MIXED, greedy, some_ids, some_request
 from transformers import DynamicCache
 
 from semkv_bench import SemKVCache
-from semkv_bench.settings.setting.allocation import top_tokens
-from semkv_bench.protocols.rule import PREFILL, Blocks
 from semkv_bench.engine.engine import Engine, Request, Turn
-from semkv_bench.engine.engine.options import EngineOptions
+from semkv_bench.engine.options import EngineOptions
 from semkv_bench.importance import choices, observe, shared
+from semkv_bench.protocols.rule import PREFILL, Blocks
 from semkv_bench.quantizers import Affine
+from semkv_bench.settings.allocation import top_tokens
 from semkv_bench.settings.setting import FULL, Pruned, TwoLevelMixes
 
 

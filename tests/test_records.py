@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from semkv_bench.errors import MissingError, SemkvError, UsageError
-from semkv_bench.records.schema import normalize
 from semkv_bench.records.folder import RunFolder, protocol_hash, read_run
+from semkv_bench.records.schema import normalize
 
 PROTOCOL = {"settings": {"full": {}, "affine-L4": {}}, "examples": {"count": 3}, "model": "m"}
 

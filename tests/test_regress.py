@@ -9,8 +9,8 @@ import pytest
 from semkv_bench.cli import main
 from semkv_bench.config.compose import compose_config
 from semkv_bench.config.own import joined
-from semkv_bench.models.load.shape import ModelShape
-from semkv_bench.plan.plan.settings import planned_settings, quantizers
+from semkv_bench.models.shape import ModelShape
+from semkv_bench.plan.settings import planned_settings, quantizers
 from semkv_bench.regress import read_baseline, write_baseline
 from semkv_bench.regress.checks import code_checks
 

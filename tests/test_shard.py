@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from semkv_bench.config.shard import Shard
 from semkv_bench.errors import UsageError
 from semkv_bench.sweep.gpus import free_gpu
-from semkv_bench.config.shard import Shard
 from semkv_bench.tasks import Example
 
 

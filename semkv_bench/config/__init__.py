@@ -1,0 +1,1 @@
+"""Composing Hydra's configuration, and choices of the user's own."""

@@ -17,9 +17,9 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError
 
 import semkv_bench
-from semkv_bench.errors import SemkvError, UsageError
 from semkv_bench.config.own import check_names, import_own, own_folders
 from semkv_bench.config.shard import Shard
+from semkv_bench.errors import SemkvError, UsageError
 
 __all__ = [
     "build",

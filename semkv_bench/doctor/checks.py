@@ -17,17 +17,17 @@ from huggingface_hub import constants, get_token, try_to_load_from_cache
 from matplotlib.font_manager import findfont
 
 import semkv_bench
-from semkv_bench.models.device import memory_total
-from semkv_bench.doctor.report.finding import MISSING, NOTE, OK, Finding
-from semkv_bench.errors import SemkvError
-from semkv_bench.models.hub import hub_reachable
-from semkv_bench.kernels import backend
-from semkv_bench.models.load import EmbeddedModel
-from semkv_bench.sweep.launchers import LAUNCHER_PACKAGES
-from semkv_bench.files import cache_dir
-from semkv_bench.report.axes import drawing
 from semkv_bench.console import human_bytes
+from semkv_bench.doctor.finding import MISSING, NOTE, OK, Finding
+from semkv_bench.errors import SemkvError
+from semkv_bench.files import cache_dir
+from semkv_bench.kernels import backend
+from semkv_bench.models.device import memory_total
+from semkv_bench.models.hub import hub_reachable
+from semkv_bench.models.load import EmbeddedModel
 from semkv_bench.records.runs import RUNS
+from semkv_bench.report.axes import drawing
+from semkv_bench.sweep.launchers import LAUNCHER_PACKAGES
 from semkv_bench.tasks.longbench_data import HUB_DATASET, HUB_REVISION
 
 __all__ = ["CHECKS"]

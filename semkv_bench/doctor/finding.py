@@ -1,24 +1,11 @@
-"""TODO-DOC"""
+"""What a check of this machine found."""
 
-import importlib
-import json
-import platform
-import sys
-import tomllib
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, requires, version
-from pathlib import Path
-from typing import TYPE_CHECKING
-from rich.console import Console
-from rich.table import Table
-import semkv_bench
+from dataclasses import dataclass
 
-__all__ = ["Finding", "MISSING", "NOTE", "OK"]
+__all__ = ["MISSING", "NOTE", "OK", "Finding"]
 
 
 OK, NOTE, MISSING = "ok", "note", "missing"
-
 
 
 @dataclass(frozen=True)
@@ -33,4 +20,3 @@ class Finding:
     state: str
     found: str
     mend: str | None = None
-

@@ -1,4 +1,4 @@
-"""Do the kernels that would run here give what their torch references give? ``python -m semkv_bench.doctor.kernel_check``."""
+"""The check of the kernels that the doctor runs: a small launch against the reference."""
 
 import importlib
 import json

@@ -6,7 +6,7 @@ import platform
 import sys
 import tomllib
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,16 +15,14 @@ from rich.console import Console
 from rich.table import Table
 
 import semkv_bench
-from semkv_bench.doctor.report.finding import Finding, MISSING, NOTE, OK
+from semkv_bench.doctor.finding import MISSING, NOTE, OK, Finding
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
-__all__ = [ "as_json", "examine", "healthy", "show_findings"]
+__all__ = ["as_json", "examine", "healthy", "show_findings"]
 
 _PYTHON = (3, 11)
-
-
 
 
 def examine() -> Iterator[Finding]:

@@ -1,0 +1,1 @@
+"""Answers of one model under many settings."""

@@ -7,14 +7,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from semkv_bench.settings.setting.allocation import Allocation, top_tokens
-from semkv_bench.protocols.rule import Blocks, coder_seed, ranking
-from semkv_bench.engine.engine.rows import RowCache, RowLayer
+from semkv_bench.engine.rows import RowCache, RowLayer
 from semkv_bench.importance import metric
 from semkv_bench.importance.cached import CacheMetric
 from semkv_bench.importance.controls import ControlMetric
 from semkv_bench.importance.tail import Fed, TailNotes
+from semkv_bench.protocols.rule import Blocks, coder_seed, ranking
 from semkv_bench.quantizers import Coder, NonFiniteError
+from semkv_bench.settings.allocation import Allocation, top_tokens
 from semkv_bench.settings.setting import Coded, Setting
 
 __all__ = ["RowCoding"]

@@ -5,30 +5,27 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from semkv_bench.protocols.rule import PREFILL, Blocks
-from semkv_bench.engine.engine.rows import Row, RowCache, row_mask
-from semkv_bench.models.device import memory_total
-from semkv_bench.errors import SemkvError, UsageError
+from semkv_bench.engine.coding import RowCoding
+from semkv_bench.engine.options import EngineOptions
+from semkv_bench.engine.outcome import Outcome, Request, Turn
+from semkv_bench.engine.rows import Row, RowCache, row_mask
+from semkv_bench.errors import SemkvError
 from semkv_bench.importance import observe
 from semkv_bench.importance.tail import TailNotes
+from semkv_bench.models.device import memory_total
 from semkv_bench.models.load import LoadedModel
-from semkv_bench.models.load.shape import ModelShape
-from semkv_bench.engine.engine.outcome import Outcome, Request, Turn
-from semkv_bench.engine.engine.coding import RowCoding
+from semkv_bench.models.shape import ModelShape
+from semkv_bench.protocols.rule import PREFILL, Blocks
 from semkv_bench.settings.setting import Setting
-from semkv_bench.engine.engine.options import EngineOptions
 
 __all__ = ["Engine", "Outcome", "Request", "Turn", "row_bytes"]
 
 _FORCED_BLOCKS = 4
-
-
 
 
 class Engine:

@@ -1,25 +1,9 @@
-"""TODO-DOC"""
+"""How the engine runs: memory, batch, forced tokens, temperature."""
 
-import hashlib
-import itertools
 import math
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
-import torch
-from torch import Tensor
-from semkv_bench.protocols.rule import PREFILL, Blocks
-from semkv_bench.engine.engine.rows import Row, RowCache, row_mask
-from semkv_bench.models.device import memory_total
-from semkv_bench.errors import SemkvError, UsageError
-from semkv_bench.importance import observe
-from semkv_bench.importance.tail import TailNotes
-from semkv_bench.models.load import LoadedModel
-from semkv_bench.models.load.shape import ModelShape
-from semkv_bench.engine.engine.outcome import Outcome, Request, Turn
-from semkv_bench.engine.engine.coding import RowCoding
-from semkv_bench.settings.setting import Setting
+
+from semkv_bench.errors import UsageError
 
 __all__ = ["EngineOptions"]
 
@@ -56,4 +40,3 @@ class EngineOptions:
                 raise UsageError(f"engine.{name}={value} must be at least {least}")
         if not self.temperature >= 0 or math.isinf(self.temperature):
             raise UsageError(f"engine.temperature={self.temperature} must be 0 (greedy) or a positive number")
-

@@ -6,15 +6,12 @@ from dataclasses import dataclass, replace
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.configuration_utils import PreTrainedConfig
-from semkv_bench.models.load.shape import full_attention_layers, layer_types
+
+from semkv_bench.models.shape import layer_types
 
 __all__ = ["Mark", "Row", "RowCache", "RowLayer", "row_mask"]
 
 _STORED_IN_FULL = {"full_attention", "sliding_attention", "chunked_attention"}
-
-
-
-
 
 
 def row_mask(

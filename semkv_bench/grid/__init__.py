@@ -1,0 +1,1 @@
+"""Levels and how their codes share machine bits: pure arithmetic."""

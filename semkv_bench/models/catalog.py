@@ -13,12 +13,11 @@ from rich.console import Console
 from rich.table import Table
 
 from semkv_bench.config.compose import build, choice_file, choices, compose_config
-from semkv_bench.errors import MissingError, UsageError
-from semkv_bench.models.load import EmbeddedModel, PretrainedModel
-from semkv_bench.models.load.shape import ModelShape
-from semkv_bench.models.known import published
-from semkv_bench.models.known import CONFIGURATION, PUBLICATION
 from semkv_bench.console import human_bytes
+from semkv_bench.errors import MissingError, UsageError
+from semkv_bench.models.known import CONFIGURATION, PUBLICATION, published
+from semkv_bench.models.load import EmbeddedModel, PretrainedModel
+from semkv_bench.models.shape import ModelShape
 
 __all__ = ["Entry", "catalog", "describe_model", "show_catalog"]
 

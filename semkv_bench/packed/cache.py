@@ -12,15 +12,15 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 from transformers.configuration_utils import PreTrainedConfig
 
-from semkv_bench.protocols.rule import Blocks
-from semkv_bench.engine.engine.rows import full_attention_layers
+from semkv_bench.engine.rows import full_attention_layers
 from semkv_bench.errors import UsageError
 from semkv_bench.kernels import PackedLayout, PackedVectors
-from semkv_bench.models.load.shape import ModelShape
+from semkv_bench.models.shape import ModelShape
 from semkv_bench.packed.coding import check_packable
 from semkv_bench.packed.layer import PackedLayer, Plan
 from semkv_bench.packed.ranking import Layouts, Ranking
 from semkv_bench.packed.refeed import feed_last_again, stop
+from semkv_bench.protocols.rule import Blocks
 from semkv_bench.settings.setting import Coded, Setting
 
 __all__ = ["CacheBytes", "SemKVCache"]

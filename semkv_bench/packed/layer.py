@@ -8,8 +8,6 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
-from semkv_bench.settings.setting.allocation import SHARED
-from semkv_bench.protocols.rule import Blocks, coder_seed
 from semkv_bench.errors import SemkvError, UsageError
 from semkv_bench.kernels import NonFiniteError
 from semkv_bench.packed.attention import Call, Loan, last_query_mask, lend, visible
@@ -17,6 +15,8 @@ from semkv_bench.packed.coding import packed_coder
 from semkv_bench.packed.decode import attend_packed, can_attend_packed
 from semkv_bench.packed.ranking import Layouts, Ranking
 from semkv_bench.packed.side import PackedSide, empty_buffer
+from semkv_bench.protocols.rule import Blocks, coder_seed
+from semkv_bench.settings.allocation import SHARED
 from semkv_bench.settings.setting import Setting
 
 __all__ = ["PackedLayer", "Plan"]

@@ -5,13 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from semkv_bench.settings.setting.allocation import SHARED, Allocation
-from semkv_bench.protocols.rule import Blocks, ranking
 from semkv_bench.errors import UsageError
 from semkv_bench.importance import choices, metric
 from semkv_bench.importance.cached import CacheMetric
 from semkv_bench.importance.controls import ControlMetric
 from semkv_bench.kernels import PackedLayout
+from semkv_bench.protocols.rule import Blocks, ranking
+from semkv_bench.settings.allocation import SHARED, Allocation
 from semkv_bench.settings.setting import Setting
 
 __all__ = ["Layouts", "Ranking", "Seen"]

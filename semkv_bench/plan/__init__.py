@@ -1,0 +1,1 @@
+"""What a sweep will run, before weights are loaded."""

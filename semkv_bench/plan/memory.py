@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
+from semkv_bench.engine.engine import row_bytes
 from semkv_bench.models.device import memory_total
 from semkv_bench.models.device_map import spread
-from semkv_bench.engine.engine import row_bytes
 from semkv_bench.plan.plan import Plan
 from semkv_bench.tasks import Example
 

@@ -9,22 +9,21 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from semkv_bench.config.compose import build
-from semkv_bench.engine.engine.options import EngineOptions
-from semkv_bench.errors import UsageError
 from semkv_bench.config.own import fingerprints
-from semkv_bench.importance import metric
-from semkv_bench.plan.plan.stages import Stage, arrange, described
-from semkv_bench.models.load import EmbeddedModel, PretrainedModel
-from semkv_bench.models.load.shape import ModelShape
-from semkv_bench.protocols import Protocol
-from semkv_bench.quantizers import Quantizer
-from semkv_bench.settings.setting import FULL, Setting, uniform_settings
 from semkv_bench.config.shard import Shard
+from semkv_bench.engine.options import EngineOptions
+from semkv_bench.errors import UsageError
+from semkv_bench.importance import metric
+from semkv_bench.models.load import EmbeddedModel, PretrainedModel
+from semkv_bench.models.shape import ModelShape
+from semkv_bench.plan.settings import _plain, planned_settings
+from semkv_bench.plan.stages import Stage, arrange, described
+from semkv_bench.protocols import Protocol
+from semkv_bench.settings.setting import Setting
 from semkv_bench.stats import StatsOptions
 from semkv_bench.stats.operating_point import clusters_needed_at_best
 from semkv_bench.stats.pairing import SettingInfo
 from semkv_bench.tasks import Example, Task
-from semkv_bench.plan.plan.settings import _plain, planned_settings, quantizers
 
 __all__ = [
     "Plan",
@@ -169,12 +168,6 @@ def too_few(plan: Plan) -> str | None:
     )
 
 
-
-
-
-
-
-
 def stats_options(config: DictConfig) -> StatsOptions:
     """Statistics fixed by the configuration."""
     return StatsOptions(**OmegaConf.to_container(config.stats))
@@ -223,8 +216,6 @@ def _decided(config: DictConfig, group: str) -> Any:
     return (
         {key: value for key, value in node.items() if key not in dropped} if isinstance(node, dict) else node
     )
-
-
 
 
 def _own_code(settings: Sequence[Setting], *parts: Any) -> dict[str, Any]:

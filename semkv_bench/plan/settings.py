@@ -1,27 +1,13 @@
-"""TODO-DOC"""
+"""The settings that a configuration asks for."""
 
-import hashlib
-import json
-from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
+
 from omegaconf import DictConfig, OmegaConf
+
 from semkv_bench.config.compose import build
-from semkv_bench.engine.engine.options import EngineOptions
 from semkv_bench.errors import UsageError
-from semkv_bench.config.own import fingerprints
-from semkv_bench.importance import metric
-from semkv_bench.plan.plan.stages import Stage, arrange, described
-from semkv_bench.models.load import EmbeddedModel, PretrainedModel
-from semkv_bench.models.load.shape import ModelShape
-from semkv_bench.protocols import Protocol
 from semkv_bench.quantizers import Quantizer
 from semkv_bench.settings.setting import FULL, Setting, uniform_settings
-from semkv_bench.config.shard import Shard
-from semkv_bench.stats import StatsOptions
-from semkv_bench.stats.operating_point import clusters_needed_at_best
-from semkv_bench.stats.pairing import SettingInfo
-from semkv_bench.tasks import Example, Task
 
 __all__ = ["planned_settings", "quantizers"]
 
@@ -34,7 +20,6 @@ def quantizers(config: DictConfig) -> tuple[Quantizer, Quantizer]:
     )
 
 
-
 def _quantizer(config: DictConfig, group: str) -> Quantizer:
     made = build(config[group], group)
     if not isinstance(made, Quantizer):
@@ -42,7 +27,6 @@ def _quantizer(config: DictConfig, group: str) -> Quantizer:
             f"{group}: its file must say `_target_: module.Class` of a Quantizer; it makes a {type(made).__name__}"
         )
     return made
-
 
 
 def planned_settings(config: DictConfig) -> tuple[Setting, ...]:
@@ -58,7 +42,5 @@ def planned_settings(config: DictConfig) -> tuple[Setting, ...]:
     return settings
 
 
-
 def _plain(node: Any) -> Any:
     return OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
-

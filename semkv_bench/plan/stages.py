@@ -1,19 +1,15 @@
-"""TODO-DOC"""
+"""The looks of a sequential run: which examples are taken for which."""
 
-import fcntl
 import hashlib
 import json
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
-import pandas as pd
+
 from semkv_bench.errors import UsageError
-from semkv_bench.records.folder import RunFolder, read_looks, read_run, write_looks
 from semkv_bench.stats import StatsOptions
-from semkv_bench.stats.sequential import take_look
 from semkv_bench.stats.spending import Look, spent
 from semkv_bench.tasks import Example
 
@@ -23,9 +19,7 @@ __all__ = ["Stage", "Unit", "arrange", "described", "stage_number"]
 Unit = tuple[str, str, int]
 
 
-
 _LEAST_SPENT = 1e-10  # of alpha, at a look that can decide something
-
 
 
 @dataclass(frozen=True)
@@ -36,7 +30,6 @@ class Stage:
     examples: int
     clusters: int
     information: float
-
 
 
 def arrange(examples: Sequence[Example], stats: StatsOptions) -> tuple[Stage, ...]:
@@ -82,7 +75,6 @@ def arrange(examples: Sequence[Example], stats: StatsOptions) -> tuple[Stage, ..
     return tuple(stages)
 
 
-
 def _balanced(examples: Iterable[Example]) -> list[list[Example]]:
     """Clusters (an example with its seeds) in an order in which tasks and seeds alternate in proportion."""
     clusters: dict[tuple[str, str], list[Example]] = {}
@@ -95,10 +87,8 @@ def _balanced(examples: Iterable[Example]) -> list[list[Example]]:
     return _merged([_merged([tasks[task][seeds] for seeds in sorted(tasks[task])]) for task in sorted(tasks)])
 
 
-
 def _shuffled(key: tuple[str, str]) -> str:
     return hashlib.sha256(json.dumps(key).encode()).hexdigest()
-
 
 
 def _merged(groups: Sequence[Sequence[list[Example]]]) -> list[list[Example]]:
@@ -111,13 +101,11 @@ def _merged(groups: Sequence[Sequence[list[Example]]]) -> list[list[Example]]:
     return [member for _, _, member in sorted(placed, key=lambda item: item[:2])]
 
 
-
 def _counts(clusters: Iterable[Sequence[Example]], tasks: Iterable[str]) -> dict[str, int]:
     counts = dict.fromkeys(sorted(tasks), 0)
     for cluster in clusters:
         counts[cluster[0].task] += 1
     return counts
-
 
 
 def _information(counts: dict[str, int], total: dict[str, int], average: str) -> float:
@@ -127,10 +115,8 @@ def _information(counts: dict[str, int], total: dict[str, int], average: str) ->
     return sum(1 / n for n in total.values()) / sum(1 / n for n in counts.values())
 
 
-
 def _unit(example: Example) -> Unit:
     return (example.task, example.example_id, example.seed)
-
 
 
 def described(stages: Sequence[Stage]) -> list[dict[str, Any]]:
@@ -141,12 +127,10 @@ def described(stages: Sequence[Stage]) -> list[dict[str, Any]]:
     ]
 
 
-
 def stage_number(stages: Sequence[Stage], example: Example) -> int | None:
     """Number (from 1) of the look that an example is taken for; None where the plan has no stages."""
     unit = _unit(example)
     return next((number for number, stage in enumerate(stages, start=1) if unit in stage.units), None)
-
 
 
 def _look(protocol: dict[str, Any], number: int) -> Look:
@@ -154,4 +138,3 @@ def _look(protocol: dict[str, Any], number: int) -> Look:
     return Look(
         tuple(look["information"] for look in planned), number, tuple(look["examples"] for look in planned)
     )
-

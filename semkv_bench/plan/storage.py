@@ -1,24 +1,24 @@
-"""TODO-DOC"""
+"""What settings cost: the rows and the table of ``semkv-bench storage``."""
 
 from typing import Any
+
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.table import Table
+
 from semkv_bench.config.compose import build
-from semkv_bench.errors import MissingError, UsageError
-from semkv_bench.models.load.shape import ModelShape
-from semkv_bench.plan.plan.settings import quantizers
-from semkv_bench.models.known import published
-from semkv_bench.settings.setting import FULL, Setting, uniform_settings
 from semkv_bench.console import human_bytes
-from semkv_bench.models.known import CONFIGURATION, PUBLICATION
+from semkv_bench.errors import MissingError, UsageError
+from semkv_bench.models.known import CONFIGURATION, PUBLICATION, published
+from semkv_bench.models.shape import ModelShape
+from semkv_bench.plan.settings import quantizers
+from semkv_bench.settings.setting import FULL, Setting, uniform_settings
 from semkv_bench.settings.storage import cache_bytes
 
 __all__ = ["published_words", "show_storage", "storage_rows"]
 
 
 _HEAD_DIM = 128
-
 
 
 def storage_rows(config: DictConfig) -> list[dict[str, Any]]:
@@ -39,7 +39,6 @@ def storage_rows(config: DictConfig) -> list[dict[str, Any]]:
         )
     rows = [_row(setting, head_dim, shape, list(config.context)) for setting in _settings(config, head_dim)]
     return rows if origin is None else [{**row, "shape_from": origin} for row in rows]
-
 
 
 def show_storage(rows: list[dict[str, Any]], console: Console) -> None:
@@ -71,7 +70,6 @@ def show_storage(rows: list[dict[str, Any]], console: Console) -> None:
         )
 
 
-
 def published_words(node: DictConfig) -> str:
     """What can be said of the memory of a model whose files are not here; empty where they are, or nothing can."""
     source = build(node, "model")
@@ -89,7 +87,6 @@ def published_words(node: DictConfig) -> str:
     )
 
 
-
 def _shape(node: DictConfig) -> tuple[ModelShape, str]:
     source = build(node, "model")
     try:
@@ -100,7 +97,6 @@ def _shape(node: DictConfig) -> tuple[ModelShape, str]:
         return known.shape, PUBLICATION
 
 
-
 def _settings(config: DictConfig, head_dim: int) -> list[Setting]:
     keys, values = quantizers(config)
     own = build(config.allocation, "allocation").settings(keys, values)
@@ -109,7 +105,6 @@ def _settings(config: DictConfig, head_dim: int) -> list[Setting]:
     for setting in settings:
         setting.check(head_dim)
     return settings
-
 
 
 def _row(setting: Setting, head_dim: int, shape: ModelShape | None, contexts: list[int]) -> dict[str, Any]:
@@ -128,7 +123,5 @@ def _row(setting: Setting, head_dim: int, shape: ModelShape | None, contexts: li
     return row
 
 
-
 def _thousands(tokens: int) -> str:
     return f"{tokens // 1024}k" if tokens % 1024 == 0 else f"{tokens:,}"
-

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import torch
 
-from semkv_bench.models.device import describe
 from semkv_bench.engine.engine import Engine, Request
 from semkv_bench.errors import SemkvError
-from semkv_bench.plan.memory import Weights, target_device
-from semkv_bench.models.load import LoadedModel
 from semkv_bench.files import cache_dir
+from semkv_bench.models.device import describe
+from semkv_bench.models.load import LoadedModel
+from semkv_bench.plan.memory import Weights, target_device
 from semkv_bench.plan.plan import Plan, prompt_hash
 from semkv_bench.settings.setting import FULL
 from semkv_bench.tasks import Example

@@ -6,11 +6,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from semkv_bench.console import human_bytes
 from semkv_bench.plan.memory import Memory
 from semkv_bench.plan.plan import Plan, too_few
-from semkv_bench.console import human_bytes
-from semkv_bench.tasks import Example
 from semkv_bench.plan.timing import Duration
+from semkv_bench.tasks import Example
 
 __all__ = ["plan_content", "show_plan"]
 

@@ -4,10 +4,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from semkv_bench.protocols.rule import Blocks
 from semkv_bench.engine.engine import Engine, Outcome, Request
 from semkv_bench.errors import UsageError
 from semkv_bench.importance.tail import check_tail
+from semkv_bench.protocols.rule import Blocks
 from semkv_bench.settings.setting import Setting
 from semkv_bench.tasks import Example
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from semkv_bench.protocols.rule import Blocks
 from semkv_bench.errors import UsageError
 from semkv_bench.protocols.base import Protocol, check_rule
+from semkv_bench.protocols.rule import Blocks
 from semkv_bench.settings.setting import Setting
 from semkv_bench.tasks import Example
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from semkv_bench.protocols.rule import PREFILL, Blocks
 from semkv_bench.protocols.base import Protocol
+from semkv_bench.protocols.rule import PREFILL, Blocks
 
 __all__ = ["Prefill"]
 

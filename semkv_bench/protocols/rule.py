@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from semkv_bench.settings.setting.allocation import SHARED, Allocation
 from semkv_bench.errors import UsageError
 from semkv_bench.importance import shared
+from semkv_bench.settings.allocation import SHARED, Allocation
 
 __all__ = ["PARTS", "PREFILL", "Blocks", "coder_seed", "ranking"]
 

@@ -1,0 +1,1 @@
+"""The schema of a record, the run folder, records of others."""

@@ -2,26 +2,19 @@
 
 import csv
 import json
-import shlex
-from collections.abc import Callable, Hashable, Iterable
-from functools import partial
-from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
-from semkv_bench.records.values import as_flag, as_integer, as_number, as_text, is_null, short
 from semkv_bench.errors import MissingError, UsageError
-from semkv_bench.records.names import kind_of
-from semkv_bench.records.schema import KINDS, PLACE, REFERENCE, Where, _COLUMNS, _plain, normalize
+from semkv_bench.records.schema import _COLUMNS, Where, _plain, normalize
+from semkv_bench.records.values import short
 
-__all__ = [ "read_records"]
+__all__ = ["read_records"]
 
 
 _COLUMNS += ("kl", "top1_agreement", "runaway", "prediction", "new_tokens", "prompt_hash")
 _DELIMITERS = (",", ";", "\t")
-
 
 
 def read_records(path: Path | str, *, model: str | None = None) -> pd.DataFrame:
@@ -130,49 +123,3 @@ def _read_parquet(path: Path) -> tuple[pd.DataFrame, Where]:
     except Exception as error:
         raise UsageError(f"{path} is not a readable Parquet file: {str(error).splitlines()[0]}") from error
     return frame, lambda i: f"row {i + 1}"
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-

@@ -1,28 +1,13 @@
-"""TODO-DOC"""
+"""Where runs lie, and which is the newest."""
 
 import fcntl
-import logging
 import re
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
-from omegaconf import DictConfig, OmegaConf
-from semkv_bench.config.compose import to_yaml
-from semkv_bench.models.device import describe
-from semkv_bench.engine.engine import Engine, Outcome, Request, Turn
-from semkv_bench.errors import SemkvError, UsageError
-from semkv_bench.sweep.looks import in_order, settle
-from semkv_bench.plan.plan.stages import stage_number
-from semkv_bench.models.load import LoadedModel
-from semkv_bench.plan.plan import Plan, prompt_hash
-from semkv_bench.records.folder import RunFolder, protocol_hash
-from semkv_bench.sweep.runaway import is_loop, is_runaway
-from semkv_bench.settings.setting import FULL
-from semkv_bench.tasks import Example, FollowUp
+
+from semkv_bench.errors import SemkvError
 
 __all__ = ["OF_REGRESS", "RUNS", "new_folder", "newest_run", "one_at_a_time"]
 
@@ -30,9 +15,7 @@ __all__ = ["OF_REGRESS", "RUNS", "new_folder", "newest_run", "one_at_a_time"]
 RUNS = Path("results/runs")
 
 
-
 OF_REGRESS = "regress-"
-
 
 
 def new_folder(short: str, prefix: str = "") -> Path:
@@ -40,7 +23,6 @@ def new_folder(short: str, prefix: str = "") -> Path:
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     names = (f"{prefix}{stamp}{again}-{short}" for again in ("", *(f".{n}" for n in range(1, 1000))))
     return next(RUNS / name for name in names if not (RUNS / name).exists())
-
 
 
 @contextmanager
@@ -56,7 +38,6 @@ def one_at_a_time() -> Iterator[None]:
         yield
 
 
-
 def newest_run() -> Path | None:
     """The run under ``results/runs`` that was written last, if there is one.
 
@@ -67,8 +48,6 @@ def newest_run() -> Path | None:
     return max(runs, key=_last_written, default=None)
 
 
-
 def _last_written(run: Path) -> int:
     files = [run / "protocol.yaml", *run.glob("records-*.jsonl")]
     return max(file.stat().st_mtime_ns for file in files)
-

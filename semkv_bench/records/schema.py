@@ -1,17 +1,17 @@
-"""TODO-DOC"""
+"""What a table of records must hold, and its validation."""
 
-import csv
-import json
 import shlex
 from collections.abc import Callable, Hashable, Iterable
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+
 import numpy as np
 import pandas as pd
-from semkv_bench.records.values import as_flag, as_integer, as_number, as_text, is_null, short
-from semkv_bench.errors import MissingError, UsageError
+
+from semkv_bench.errors import UsageError
 from semkv_bench.records.names import kind_of
+from semkv_bench.records.values import as_flag, as_integer, as_number, as_text, is_null, short
 
 __all__ = ["KINDS", "PLACE", "REFERENCE", "UNIT", "Where", "normalize"]
 
@@ -19,21 +19,16 @@ __all__ = ["KINDS", "PLACE", "REFERENCE", "UNIT", "Where", "normalize"]
 KINDS = ("full", "uniform", "mixed", "prune")
 
 
-
 REFERENCE = "full"
-
 
 
 UNIT = ["task", "example_id", "seed", "turn"]
 
 
-
 PLACE = ("record_file", "record_line")  # columns by which the records of a run folder say where they stand
 
 
-
 _NEEDED = ("task", "example_id", "setting", "code_bits", "score")
-
 
 
 _COLUMNS = (
@@ -49,36 +44,28 @@ _COLUMNS = (
 )
 
 
-
 _SAME_BITS = 1e-6
-
 
 
 # Two-level and pruning allocations round to whole tokens, so recorded bits may move a little with the prompt.
 _MIXED_BITS = 0.05
 
 
-
 # Bits may be written with one decimal; no cache value takes more than a float32.
 _ROUNDED_BITS, _MOST_BITS = 0.05, 32
-
 
 
 # Scores are exact; token-level measures are means in half precision.
 _ROUNDED = {"score": 0.0, "top1_agreement": 1e-3, "kl": 1e-3}
 
 
-
 _SHARES = ("score", "top1_agreement")
-
 
 
 _BITS = ("code_bits", "packed_bits", "effective_bits")
 
 
-
 Where = Callable[[Hashable], str]
-
 
 
 def normalize(
@@ -125,10 +112,8 @@ def normalize(
     return frame.sort_values([*UNIT, "setting"], kind="stable").reset_index(drop=True)
 
 
-
 def _plain(name: object) -> str:
     return str(name).strip().lower().replace(" ", "_").replace("-", "_")
-
 
 
 def _check_names(frame: pd.DataFrame, source: str) -> None:
@@ -139,14 +124,12 @@ def _check_names(frame: pd.DataFrame, source: str) -> None:
             raise UsageError(f"{source}: column {name} must be called {meant}, in lower case")
 
 
-
 def _check_spelling(settings: pd.Series, source: str) -> None:
     meant = [name for name in settings.unique() if _plain(name) == REFERENCE]
     if meant and REFERENCE not in meant:
         raise UsageError(
             f"{source}: the setting {meant[0]}, the reference, must be called {REFERENCE}, in lower case"
         )
-
 
 
 class _Complaint:
@@ -168,7 +151,6 @@ class _Complaint:
         return given
 
 
-
 class _RunComplaint(_Complaint):
     """The same about records of a run folder, which the sweep can make again."""
 
@@ -181,7 +163,6 @@ class _RunComplaint(_Complaint):
 
     def advice(self, given: str) -> str:
         return "remove the lines of its example and run the sweep again"
-
 
 
 def _texts(frame: pd.DataFrame, name: str, fail: _Complaint | None) -> pd.Series:
@@ -197,7 +178,6 @@ def _texts(frame: pd.DataFrame, name: str, fail: _Complaint | None) -> pd.Series
     return column
 
 
-
 def _numbers(frame: pd.DataFrame, name: str, fail: _Complaint) -> pd.Series:
     if name not in frame:
         return pd.Series(np.nan, index=frame.index, dtype=float)
@@ -210,11 +190,9 @@ def _numbers(frame: pd.DataFrame, name: str, fail: _Complaint) -> pd.Series:
     return numbers
 
 
-
 def _not_a_number(name: str, value: object) -> str:
     point = isinstance(value, str) and as_number(value.replace(",", ".")) is not None
     return f"{name} {short(value)} is not a number" + ("; write it with a decimal point" if point else "")
-
 
 
 def _whole(frame: pd.DataFrame, name: str, fail: _Complaint) -> pd.Series:
@@ -230,7 +208,6 @@ def _whole(frame: pd.DataFrame, name: str, fail: _Complaint) -> pd.Series:
     return whole.astype("int64")
 
 
-
 def _flags(frame: pd.DataFrame, fail: _Complaint) -> pd.Series:
     """``runaway`` as 0.0, 1.0 or NaN (unknown)."""
     if "runaway" not in frame:
@@ -239,7 +216,6 @@ def _flags(frame: pd.DataFrame, fail: _Complaint) -> pd.Series:
     wrong = flags.map(lambda value: value is None).astype(bool)
     fail(wrong, lambda i: f"runaway {short(frame['runaway'][i])} is neither true nor false")
     return flags.astype(float)
-
 
 
 def _kinds(frame: pd.DataFrame, fail: _Complaint) -> pd.Series:
@@ -251,7 +227,6 @@ def _kinds(frame: pd.DataFrame, fail: _Complaint) -> pd.Series:
     mixed = kind.groupby(frame["setting"]).transform("nunique") > 1
     fail(mixed, lambda i: f"setting {frame['setting'][i]} has more than one kind")
     return kind.astype(object)
-
 
 
 def _check_measures(frame: pd.DataFrame, fail: _Complaint) -> None:
@@ -271,10 +246,8 @@ def _check_measures(frame: pd.DataFrame, fail: _Complaint) -> None:
     fail(frame["turn"] < 0, lambda i: f"turn {frame['turn'][i]} is negative; turns are counted from 0")
 
 
-
 def _outside(frame: pd.DataFrame, name: str, row: Hashable) -> str:
     return f"{name} {frame[name][row]:g} (setting {frame['setting'][row]}) is outside 0..1"
-
 
 
 def _one_model(frame: pd.DataFrame, source: str, model: str | None) -> pd.DataFrame:
@@ -296,17 +269,14 @@ def _one_model(frame: pd.DataFrame, source: str, model: str | None) -> pd.DataFr
     return frame
 
 
-
 def _chosen(model: str) -> str:
     """The argument that chooses ``model``, quoted for a shell where its name needs that."""
     return shlex.quote(f"model={model}")
 
 
-
 def _names(found: Iterable[str], most: int = 4) -> str:
     names = sorted(found)
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-
 
 
 def _check_unique(frame: pd.DataFrame, fail: _Complaint) -> None:
@@ -329,7 +299,6 @@ def _check_unique(frame: pd.DataFrame, fail: _Complaint) -> None:
     )
 
 
-
 def _check_one_protocol(frame: pd.DataFrame, source: str) -> None:
     found = frame["protocol"].dropna().unique().tolist()
     if len(found) > 1:
@@ -337,7 +306,6 @@ def _check_one_protocol(frame: pd.DataFrame, source: str) -> None:
             f"{source} holds {len(found)} protocols ({_names(found)}), which are never pooled; "
             "keep the rows of one"
         )
-
 
 
 def _complete_bits(frame: pd.DataFrame, source: str) -> pd.DataFrame:
@@ -375,7 +343,6 @@ def _complete_bits(frame: pd.DataFrame, source: str) -> pd.DataFrame:
     return frame
 
 
-
 def _check_bits(frame: pd.DataFrame, source: str) -> None:
     """Packing and metadata add to the codes, and no setting codes in more bits than the reference."""
     settings = frame.drop_duplicates("setting").set_index("setting").sort_index()
@@ -396,11 +363,9 @@ def _check_bits(frame: pd.DataFrame, source: str) -> None:
             )
 
 
-
 def _rows(mask: pd.Series) -> str:
     number = int(mask.sum())
     return "1 row" if number == 1 else f"{number} rows"
-
 
 
 def _check_reference(frame: pd.DataFrame, source: str) -> None:
@@ -421,4 +386,3 @@ def _check_reference(frame: pd.DataFrame, source: str) -> None:
             f"{source}: setting {none.index[none.to_numpy()][0]} shares no example with {REFERENCE} "
             "(same task, example_id, seed and turn); nothing can be paired"
         )
-

@@ -22,7 +22,7 @@ from semkv_bench.engine.engine import Engine
 from semkv_bench.errors import CheckFailed, UsageError
 from semkv_bench.kernels import PackedLayout
 from semkv_bench.models.load import LoadedModel
-from semkv_bench.models.load.shape import ModelShape
+from semkv_bench.models.shape import ModelShape
 from semkv_bench.packed.coding import check_packable, packed_coder
 from semkv_bench.quantizers import NonFiniteError, Quantizer
 from semkv_bench.regress.probe import integers, probe_states, probe_tensor

@@ -14,11 +14,12 @@ from rich.console import Console
 import semkv_bench
 from semkv_bench.config.compose import build
 from semkv_bench.errors import MissingError, SemkvError, UsageError
-from semkv_bench.models.load.shape import ModelShape
 from semkv_bench.files import check_writable
+from semkv_bench.models.shape import ModelShape
 from semkv_bench.plan.plan import Plan, make_plan
-from semkv_bench.plan.plan.settings import planned_settings, quantizers
+from semkv_bench.plan.settings import planned_settings, quantizers
 from semkv_bench.records.folder import RunFolder, protocol_hash, read_run, read_sessions
+from semkv_bench.records.runs import OF_REGRESS, RUNS, new_folder
 from semkv_bench.regress.checks import Checks, code_checks
 from semkv_bench.regress.comparison import Comparison, JudgeOptions, compare, compare_code, require_comparable
 from semkv_bench.regress.present import as_data, show
@@ -31,7 +32,6 @@ from semkv_bench.regress.snapshot import (
     write_baseline,
 )
 from semkv_bench.settings.setting import Setting
-from semkv_bench.records.runs import OF_REGRESS, RUNS, new_folder
 
 __all__ = ["BASELINES", "baseline_path", "run_regress"]
 

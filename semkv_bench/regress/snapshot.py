@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 
 from semkv_bench.errors import MissingError, SemkvError, UsageError
+from semkv_bench.models.shape import ModelShape
 from semkv_bench.records.schema import REFERENCE
-from semkv_bench.models.load.shape import ModelShape
 from semkv_bench.stats import StatsOptions, analyze
 
 __all__ = ["Snapshot", "from_run", "planned_identity", "read_baseline", "settle", "write_baseline"]

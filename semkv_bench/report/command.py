@@ -12,13 +12,13 @@ from rich.console import Console
 
 from semkv_bench import report
 from semkv_bench.errors import MissingError, UsageError
-from semkv_bench.records.foreign import read_records
-from semkv_bench.report.standing import Standing, last_look
 from semkv_bench.files import check_writable
 from semkv_bench.plan.plan import stats_options
 from semkv_bench.records.folder import read_run, read_sessions
-from semkv_bench.stats import StatsOptions, analyze
+from semkv_bench.records.foreign import read_records
 from semkv_bench.records.runs import RUNS, newest_run
+from semkv_bench.report.standing import Standing, last_look
+from semkv_bench.stats import StatsOptions, analyze
 
 __all__ = ["analysed_run", "check_out", "given_options", "make_report", "portable", "run_report"]
 

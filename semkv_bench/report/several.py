@@ -9,8 +9,8 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig
 from rich.console import Console
 
-from semkv_bench.report.command import analysed_run, check_out
 from semkv_bench.errors import MissingError, UsageError
+from semkv_bench.report.command import analysed_run, check_out
 from semkv_bench.report.overview import overview_rows, show_overview, write_overview
 
 __all__ = ["OVERVIEWS", "make_overview"]

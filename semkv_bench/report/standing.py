@@ -1,22 +1,14 @@
-"""TODO-DOC"""
+"""Where a sequential run stands."""
 
-import fcntl
-import hashlib
-import json
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
+
 import pandas as pd
-from semkv_bench.errors import UsageError
-from semkv_bench.records.folder import RunFolder, read_looks, read_run, write_looks
-from semkv_bench.stats import StatsOptions
-from semkv_bench.stats.sequential import take_look
-from semkv_bench.stats.spending import Look, spent
-from semkv_bench.tasks import Example
-from semkv_bench.plan.plan.stages import Stage, _look, _unit, arrange, described, stage_number
+
+from semkv_bench.plan.stages import _look
+from semkv_bench.records.folder import read_looks
+from semkv_bench.stats.spending import Look
 
 __all__ = ["Standing", "last_look"]
 
@@ -29,7 +21,6 @@ class Standing:
     frame: pd.DataFrame
     complete_at: int
     facts: dict[str, Any]
-
 
 
 def last_look(path: Path, frame: pd.DataFrame, protocol: dict[str, Any]) -> Standing | None:
@@ -65,4 +56,3 @@ def last_look(path: Path, frame: pd.DataFrame, protocol: dict[str, Any]) -> Stan
     share = min(len(units) / planned.examples[0], 0.999) * planned.times[0]
     early = replace(planned, times=(share, *planned.times), examples=(len(units), *planned.examples))
     return Standing(early, frame, total, facts)
-

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from semkv_bench.settings.setting.allocation import Allocation, Prune, TwoLevel, Uniform
 from semkv_bench.errors import UsageError
 from semkv_bench.grid.levels import FULL_PRECISION, Storage, check_levels, mix
 from semkv_bench.quantizers import Quantizer
+from semkv_bench.settings.allocation import Allocation, Prune, TwoLevel, Uniform
 
 __all__ = ["FULL", "Coded", "GridOnly", "Pruned", "Setting", "TwoLevelMixes", "uniform_settings"]
 

@@ -1,26 +1,11 @@
 """What settings cost: bits per value, and the bytes of a whole cache."""
 
-from typing import Any
-
-from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
-from rich.table import Table
-
-from semkv_bench.config.compose import build
-from semkv_bench.errors import MissingError, UsageError
-from semkv_bench.models.load.shape import ModelShape
-from semkv_bench.plan.plan.settings import quantizers
-from semkv_bench.models.known import published
-from semkv_bench.settings.setting import FULL, Setting, uniform_settings
-from semkv_bench.console import human_bytes
-from semkv_bench.models.known import CONFIGURATION, PUBLICATION
-from semkv_bench.plan.storage import published_words, show_storage, storage_rows
+from semkv_bench.models.shape import ModelShape
+from semkv_bench.settings.setting import Setting
 
 __all__ = [
     "cache_bytes",
 ]
-
-
 
 
 def cache_bytes(setting: Setting, shape: ModelShape, tokens: int) -> int:
@@ -31,19 +16,3 @@ def cache_bytes(setting: Setting, shape: ModelShape, tokens: int) -> int:
         quantized * setting.storage(shape.head_dim).effective_bits + (shape.layers - quantized) * 16
     )
     return round(bits * tokens / 8)
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-

@@ -1,0 +1,1 @@
+"""Running, resuming and launching sweeps."""

@@ -1,27 +1,22 @@
-"""TODO-DOC"""
+"""The sweep as a command: its run folder, a GPU of its own, progress, and what is said at the end."""
 
-import json
-import logging
-import os
-import re
 import shlex
-import signal
-import sys
-import textwrap
-import traceback
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
-from rich.logging import RichHandler
-from semkv_bench.console import LastingConsole
-from semkv_bench.errors import MissingError, SemkvError, UsageError
-from semkv_bench.errors import STOPPED, one_line_on_interrupt
-from semkv_bench.console import _err, _out, set_up_output
 
-__all__ = ["sweep_once"]
+from semkv_bench.console import ERR, OUT, LastingConsole
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+    from rich.console import Console
+
+    from semkv_bench.plan.plan import Plan
+    from semkv_bench.records.folder import RunFolder
+
+__all__ = ["run_plan", "sweep_once"]
 
 
 def sweep_once(config: "DictConfig", worker: int | None = None) -> None:
@@ -29,23 +24,22 @@ def sweep_once(config: "DictConfig", worker: int | None = None) -> None:
 
     worker: number of the job where several run side by side; they show plain lines and take a GPU each.
     """
+    from semkv_bench.config.shard import Shard
     from semkv_bench.files import check_writable
     from semkv_bench.plan.plan import make_plan
-    from semkv_bench.config.shard import Shard
     from semkv_bench.records.runs import RUNS
 
     check_writable(Path(config.out or RUNS).expanduser())
     turn = worker if config.shard is None else Shard.parse(config.shard).index - 1
     with _own_gpu(config, turn):
-        folder = _run_plan(make_plan(config), config, plain=worker is not None)
+        folder = run_plan(make_plan(config), config, plain=worker is not None)
     planned = folder.protocol["examples"]["count"]
     missing = 0 if folder.complete else planned - folder.recorded
     if missing > 0:
-        _out.print(f"{missing} of the run's {planned} examples are left to other shards", highlight=False)
+        OUT.print(f"{missing} of the run's {planned} examples are left to other shards", highlight=False)
     if missing <= 0 or worker is None:
         run = shlex.quote(f"run={folder.path}")
-        _out.print(f"next: semkv-bench cliff-report {run}", markup=False, highlight=False, soft_wrap=True)
-
+        OUT.print(f"next: semkv-bench cliff-report {run}", markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
@@ -64,24 +58,23 @@ def _own_gpu(config: "DictConfig", turn: int | None) -> Iterator[None]:
         yield
 
 
-
-def _run_plan(plan: "Plan", config: "DictConfig", plain: bool = False, out: "Console" = _out) -> "RunFolder":
-    from semkv_bench.plan.plan import too_few
+def run_plan(plan: "Plan", config: "DictConfig", plain: bool = False, out: "Console" = OUT) -> "RunFolder":
     from semkv_bench.console import track
+    from semkv_bench.plan.plan import too_few
     from semkv_bench.sweep.run import open_run, run_sweep
 
     folder = open_run(plan, config)
     shard = "" if plan.shard is None else f" (shard {plan.shard}: {len(plan.share)} of {len(plan.examples)})"
     examples = f"{len(plan.share)} examples{shard}"
-    _err.print(
+    ERR.print(
         f"{plan.source.name}: {len(plan.settings)} settings on {examples}, run folder {folder.path}",
         markup=False,
         highlight=False,
         soft_wrap=True,
     )
     if warning := too_few(plan):
-        _err.print(warning, markup=False, highlight=False, soft_wrap=True, style="yellow")
-    console = LastingConsole(stderr=True, force_terminal=False) if plain else _err
+        ERR.print(warning, markup=False, highlight=False, soft_wrap=True, style="yellow")
+    console = LastingConsole(stderr=True, force_terminal=False) if plain else ERR
     what = "examples" if plan.shard is None else f"shard {plan.shard}: examples"
     ran = run_sweep(plan, folder, partial(track, what=what, console=console), plan.source.load)
     out.print(_ran_words(ran, folder, config), markup=False, highlight=False, soft_wrap=True)
@@ -92,10 +85,8 @@ def _run_plan(plan: "Plan", config: "DictConfig", plain: bool = False, out: "Con
     return folder
 
 
-
 def _ran_words(ran: int, folder: "RunFolder", config: "DictConfig") -> str:
     if ran or not folder.complete:
         return f"ran {ran} examples" if ran else "nothing left to run"
     again = "; fresh=true runs it once more" if config.out is None else ""
     return f"nothing left to run: {folder.path} is complete{again}"
-

@@ -1,32 +1,9 @@
-"""TODO-DOC"""
+"""Hydra's launchers, and the packages that bring them."""
 
-import gc
-import logging
-import os
-import signal
-import sys
-from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
-from typing import Any
-import hydra
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
-from rich.console import Console
-from semkv_bench.config.compose import (
-    check_config,
-    check_sweeps,
-    conf_dir,
-    search_path,
-    to_yaml,
-    without,
-    wrong_configuration,
-)
-from semkv_bench.errors import MissingError, SemkvError, UsageError
-from semkv_bench.files import check_writable
-from semkv_bench.plan.plan import make_plan
-from semkv_bench.records.runs import RUNS
+
+from semkv_bench.errors import MissingError, UsageError
 
 __all__ = ["LAUNCHER_PACKAGES", "launcher_of"]
 
@@ -40,9 +17,7 @@ LAUNCHER_PACKAGES = {
 }
 
 
-
 _HERE = "basic"
-
 
 
 def launcher_of(overrides: Sequence[str]) -> str:
@@ -65,4 +40,3 @@ def launcher_of(overrides: Sequence[str]) -> str:
                 f"hydra/launcher={launcher} is not installed: pip install {LAUNCHER_PACKAGES[launcher]}"
             ) from None
     return launcher
-

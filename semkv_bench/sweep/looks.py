@@ -5,52 +5,21 @@ was taken; it follows from the records, and is taken anew where it is lost.
 """
 
 import fcntl
-import hashlib
-import json
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import pandas as pd
-
-from semkv_bench.errors import UsageError
+from semkv_bench.plan.stages import Stage, _look, _unit
 from semkv_bench.records.folder import RunFolder, read_looks, read_run, write_looks
 from semkv_bench.stats import StatsOptions
 from semkv_bench.stats.sequential import take_look
-from semkv_bench.stats.spending import Look, spent
+from semkv_bench.stats.spending import spent
 from semkv_bench.tasks import Example
-from semkv_bench.plan.plan.stages import Stage, _look, _unit, arrange, described, stage_number
-from semkv_bench.report.standing import Standing, last_look
 
 __all__ = [
     "in_order",
     "progress_words",
     "settle",
 ]
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
 
 
 def in_order(stages: Sequence[Stage], folder: RunFolder, pending: Sequence[Example]) -> Iterator[Example]:
@@ -123,9 +92,3 @@ def progress_words(folder: RunFolder) -> str:
     last = taken[-1]
     where = f"look {last['look']} of {len(planned)}, {last['examples']} of {planned[-1]['examples']} examples"
     return f"{'stopped at' if last['stop'] else 'at'} {where}: {last['reason']}"
-
-
-
-
-
-

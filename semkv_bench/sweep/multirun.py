@@ -7,7 +7,6 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +24,13 @@ from semkv_bench.config.compose import (
     without,
     wrong_configuration,
 )
-from semkv_bench.errors import MissingError, SemkvError, UsageError
+from semkv_bench.errors import SemkvError
 from semkv_bench.files import check_writable
 from semkv_bench.plan.plan import make_plan
 from semkv_bench.records.runs import RUNS
-from semkv_bench.sweep.launchers import LAUNCHER_PACKAGES, _HERE, launcher_of
+from semkv_bench.sweep.launchers import _HERE, launcher_of
 
-__all__ = [ "multirun"]
+__all__ = ["multirun"]
 
 
 log = logging.getLogger(__name__)
@@ -110,8 +109,6 @@ def _tell_failed(failed: Sequence[tuple[str, Exception]]) -> None:
         raise type(error)(f"{job} failed: {error}") if isinstance(error, SemkvError) else error
 
 
-
-
 def _defaults(launcher: str, overrides: Sequence[str], jobs: int) -> list[str]:
     """Overrides of Hydra itself where the user gave none."""
     given = {override.lstrip("+").partition("=")[0] for override in overrides}
@@ -135,8 +132,8 @@ def _gpus() -> int:
 
 
 def _job(config: DictConfig) -> None:
-    from semkv_bench.sweep.command import sweep_once
     from semkv_bench.console import set_up_output
+    from semkv_bench.sweep.command import sweep_once
 
     context: Any = HydraConfig.get()
     in_worker = context.runtime.choices.get("hydra/launcher", _HERE) != _HERE

@@ -1,11 +1,8 @@
 """Running a plan: folder, resume, the loop over examples, one record per setting."""
 
-import fcntl
 import logging
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,20 +11,20 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from semkv_bench.config.compose import to_yaml
-from semkv_bench.models.device import describe
 from semkv_bench.engine.engine import Engine, Outcome, Request, Turn
 from semkv_bench.errors import SemkvError, UsageError
-from semkv_bench.sweep.looks import in_order, settle
-from semkv_bench.plan.plan.stages import stage_number
+from semkv_bench.models.device import describe
 from semkv_bench.models.load import LoadedModel
 from semkv_bench.plan.plan import Plan, prompt_hash
+from semkv_bench.plan.stages import stage_number
 from semkv_bench.records.folder import RunFolder, protocol_hash
-from semkv_bench.sweep.runaway import is_loop, is_runaway
+from semkv_bench.records.runs import RUNS, new_folder, one_at_a_time
 from semkv_bench.settings.setting import FULL
+from semkv_bench.sweep.looks import in_order, settle
+from semkv_bench.sweep.runaway import is_loop, is_runaway
 from semkv_bench.tasks import Example, FollowUp
-from semkv_bench.records.runs import OF_REGRESS, RUNS, new_folder, newest_run, one_at_a_time
 
-__all__ = [ "open_run", "run_sweep"]
+__all__ = ["open_run", "run_sweep"]
 
 
 # What says where a run goes, not what it is.
@@ -62,14 +59,6 @@ def _runs_of(plan: Plan, short: str, written: str) -> Iterator[RunFolder]:
             yield RunFolder.open(path, plan.protocol, written)
         except UsageError as error:
             log.warning("not continued: %s", error)
-
-
-
-
-
-
-
-
 
 
 def run_sweep(

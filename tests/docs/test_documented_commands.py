@@ -11,14 +11,14 @@ from guides import PAGES, ROOT, blocks, commands, shown_files, write_files
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
-from semkv_bench.models import load as models
 from semkv_bench.cli import main
 from semkv_bench.config.compose import check_sweeps, choices, compose_config, conf_dir, search_path
-from semkv_bench.errors import MissingError
 from semkv_bench.config.own import joined
-from semkv_bench.sweep.launchers import LAUNCHER_PACKAGES, launcher_of
+from semkv_bench.errors import MissingError
+from semkv_bench.models import load as models
 from semkv_bench.plan.plan import stats_options
-from semkv_bench.plan.plan.settings import planned_settings
+from semkv_bench.plan.settings import planned_settings
+from semkv_bench.sweep.launchers import LAUNCHER_PACKAGES, launcher_of
 
 CONFIGS = {"cliff-report": "cliff_report", "plan": "sweep"}
 RUNS_SWEEPS = ("sweep", "plan", "recipe", "regress")

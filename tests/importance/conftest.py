@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from semkv_bench.engine.engine import Engine
-from semkv_bench.engine.engine.options import EngineOptions
+from semkv_bench.engine.options import EngineOptions
 from semkv_bench.importance import observe
 from semkv_bench.models.load import LoadedModel
 

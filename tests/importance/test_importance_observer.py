@@ -6,7 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from semkv_bench.engine.engine import Engine
-from semkv_bench.engine.engine.options import EngineOptions
+from semkv_bench.engine.options import EngineOptions
 from semkv_bench.errors import SemkvError, UsageError
 from semkv_bench.importance import attention, choices, logits, metric, observe
 from semkv_bench.models.load import LoadedModel

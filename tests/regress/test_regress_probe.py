@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from semkv_bench.kernels import affine_quantize
-from semkv_bench.models.load.shape import ModelShape
+from semkv_bench.models.shape import ModelShape
 from semkv_bench.quantizers import Affine, TurboQuant, TurboQuantProd
 from semkv_bench.regress.checks import CHECK_LEVELS, CLOSE, code_checks, differing
 from semkv_bench.regress.probe import integers, probe_states, probe_tensor

@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from semkv_bench.cli import main
-from semkv_bench.report.command import portable
 from semkv_bench.report import figures
+from semkv_bench.report.command import portable
 from semkv_bench.report.document import json_bytes
 from semkv_bench.report.overview import draw_overview, overview_rows, show_overview, write_overview
 
