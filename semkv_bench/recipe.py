@@ -15,7 +15,7 @@ from semkv_bench.console import human_bytes
 from semkv_bench.errors import CheckFailed, UsageError
 from semkv_bench.files import check_writable
 from semkv_bench.plan.plan import Plan, make_plan
-from semkv_bench.records.folder import RunFolder, protocol_hash
+from semkv_bench.records.folder import RunFolder, charter_hash
 from semkv_bench.records.runs import RUNS, new_folder, one_at_a_time
 from semkv_bench.report.command import run_report
 from semkv_bench.report.files import write_all
@@ -116,7 +116,7 @@ def _folder(config: DictConfig, first: Plan, second: Plan) -> Path:
     """``out``, else the newest folder of a recipe of these two plans, or a new one."""
     if config.out is not None:
         return Path(config.out).expanduser()
-    short = protocol_hash({"uniform": first.protocol, "mixes": second.protocol})[:10]
+    short = charter_hash({"uniform": first.charter, "mixes": second.charter})[:10]
     with one_at_a_time():
         before = [] if config.fresh else sorted(RUNS.glob(f"{_OF_RECIPE}[0-9]*-{short}"))
         folder = before[-1] if before else new_folder(short, _OF_RECIPE)

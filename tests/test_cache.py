@@ -2,7 +2,8 @@ import pytest
 import torch
 from transformers import DynamicCache, LlamaConfig
 
-from semkv_bench.engine.rows import RowCache, full_attention_layers, layer_types, row_mask
+from semkv_bench.engine.rows import RowCache, row_mask
+from semkv_bench.models.shape import full_attention_layers, layer_types
 
 
 def _poison(cache: RowCache) -> None:

@@ -32,9 +32,9 @@ def _plan(examples=None, shard=None, **engine) -> Plan:
         settings=(FULL, *uniform_settings(Affine(), Affine(), [4, 2])),
         task=None,
         examples=examples,
-        runner=Prefill(),
+        protocol=Prefill(),
         engine=EngineOptions(teacher_tokens=4, **engine),
-        protocol={},
+        charter={},
         shard=shard,
     )
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from semkv_bench.errors import MissingError, SemkvError, UsageError
-from semkv_bench.records.folder import RunFolder, protocol_hash, read_run
+from semkv_bench.records.folder import RunFolder, charter_hash, read_run
 from semkv_bench.records.schema import normalize
 
 PROTOCOL = {"settings": {"full": {}, "affine-L4": {}}, "examples": {"count": 3}, "model": "m"}
@@ -28,7 +28,7 @@ def _started(path) -> RunFolder:
 def test_protocol_is_written_before_any_record(tmp_path):
     RunFolder.open(tmp_path / "run", PROTOCOL, "a: 1\n")
     written = yaml.safe_load((tmp_path / "run/protocol.yaml").read_text())
-    assert written["hash"] == protocol_hash(PROTOCOL) == protocol_hash(written)
+    assert written["hash"] == charter_hash(PROTOCOL) == charter_hash(written)
     assert not list((tmp_path / "run").glob("records-*"))
 
 
@@ -123,7 +123,7 @@ def _open_at_once(path, model: str, together, told) -> None:
     together.wait()
     try:
         told.put(
-            (model, RunFolder.open(path, {**PROTOCOL, "model": model}, f"model: {model}\n").protocol["model"])
+            (model, RunFolder.open(path, {**PROTOCOL, "model": model}, f"model: {model}\n").charter["model"])
         )
     except UsageError as error:
         told.put((model, str(error)))

@@ -5,15 +5,12 @@
 """
 
 import hashlib
-import importlib
 import inspect
 import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-from omegaconf import OmegaConf
 
 from semkv_bench.errors import MissingError, UsageError
 
@@ -69,34 +66,12 @@ def check_names(shipped: Path) -> None:
 
 
 def import_own() -> None:
-    """Make modules of the user's folders and of the working folder importable, and metrics of theirs known.
-
-    Raises:
-        UsageError: a metric's file that names no importance metric, or another than its file name says.
-    """
+    """Make modules of the user's folders and of the working folder importable."""
     folders = own_folders()
     # Behind everything else: a file called random.py must not take the place of Python's.
     for folder in (*folders, Path.cwd()):
         if str(folder) not in sys.path:
             sys.path.append(str(folder))
-    for folder in folders:
-        for path in sorted((folder / METRICS).glob("*.yaml")):
-            _import_metric(path)
-
-
-def _import_metric(path: Path) -> None:
-    from semkv_bench.importance import Metric
-
-    try:
-        module, _, name = str(OmegaConf.load(path).get("_target_") or "").rpartition(".")
-        found = getattr(importlib.import_module(module), name, None) if module else None
-    except Exception as error:  # whatever the user's module raises
-        reason = " ".join(str(error).split())
-        raise UsageError(f"{path}: {type(error).__name__}: {reason}") from error
-    if not isinstance(found, type) or not issubclass(found, Metric):
-        raise UsageError(f"{path}: _target_ must name a subclass of semkv_bench.importance.Metric")
-    if found.name != path.stem:
-        raise UsageError(f"{path}: its metric is called {found.name}; name the file {found.name}.yaml")
 
 
 def fingerprints(parts: Iterable[object]) -> dict[str, str]:

@@ -12,10 +12,9 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 from transformers.configuration_utils import PreTrainedConfig
 
-from semkv_bench.engine.rows import full_attention_layers
 from semkv_bench.errors import UsageError
 from semkv_bench.kernels import PackedLayout, PackedVectors
-from semkv_bench.models.shape import ModelShape
+from semkv_bench.models.shape import ModelShape, full_attention_layers
 from semkv_bench.packed.coding import check_packable
 from semkv_bench.packed.layer import PackedLayer, Plan
 from semkv_bench.packed.ranking import Layouts, Ranking

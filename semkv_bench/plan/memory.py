@@ -82,7 +82,7 @@ def estimate_memory(plan: Plan, weights: Weights) -> Memory:
     shape, size = plan.shape, weights.itemsize
     room = max(answer, plan.engine.teacher_tokens) + 1
     # As the engine counts: the forced answer's logits and their logarithms, in float32.
-    rule = plan.runner.rule
+    rule = plan.protocol.rule
     forced = max(plan.engine.teacher_tokens, rule.block * rule.codes_tail)
     per_row = row_bytes(shape, prompt + room, size) + 8 * forced * weights.vocabulary
     rows = rows_per_batch(plan, per_row, available)

@@ -50,9 +50,9 @@ class Plan:
     settings: tuple[Setting, ...]
     task: Task
     examples: tuple[Example, ...]
-    runner: Protocol
+    protocol: Protocol
     engine: EngineOptions
-    protocol: dict[str, Any]
+    charter: dict[str, Any]
     shard: Shard | None = None
     stages: tuple[Stage, ...] = ()
 
@@ -84,7 +84,7 @@ def make_plan(config: DictConfig, exclude: Collection[tuple[str, str]] = ()) -> 
     settings = planned_settings(config)
     engine = EngineOptions(**OmegaConf.to_container(config.engine))
     stats = stats_options(config)
-    runner = build(config.protocol, "protocol")
+    protocol = build(config.protocol, "protocol")
     task = build(config.task, "task")
     source = build(config.model, "model")
     shape = source.shape()
@@ -111,16 +111,16 @@ def make_plan(config: DictConfig, exclude: Collection[tuple[str, str]] = ()) -> 
         config.max_new_tokens,
     )
     examples = [example for example in examples if (example.task, example.example_id) not in exclude]
-    _check_lengths(examples, shape, runner.own_history)
-    runner.check(settings, examples)
+    _check_lengths(examples, shape, protocol.own_history)
+    protocol.check(settings, examples)
     stages = arrange(examples, stats)
-    protocol = {
+    charter = {
         "model": source.name,
         "model_config": _decided(config, "model"),
         "quantizer": _decided(config, "quantizer"),
         "value_quantizer": _decided(config, "value_quantizer"),
-        "protocol": runner.name,
-        **({"protocol_config": _decided(config, "protocol")} if runner.variant else {}),
+        "protocol": protocol.name,
+        **({"protocol_config": _decided(config, "protocol")} if protocol.variant else {}),
         "layers": {"total": shape.layers, "quantized": len(shape.quantized_layers)},
         "head_dim": shape.head_dim,
         "settings": {setting.name: _described(setting, shape.head_dim) for setting in settings},
@@ -135,12 +135,12 @@ def make_plan(config: DictConfig, exclude: Collection[tuple[str, str]] = ()) -> 
         "examples": {"count": len(examples), "sha256": _digest(examples)},
         "engine": _decided(config, "engine"),
         "stats": {name: value for name, value in asdict(stats).items() if name != "looks"},
-        **_own_code(settings, task, runner),
+        **_own_code(settings, task, protocol),
     }
     if stages:
-        protocol["stats"]["looks"] = list(stats.looks)
-        protocol["looks"] = described(stages)
-    return Plan(source, shape, settings, task, tuple(examples), runner, engine, protocol, shard, stages)
+        charter["stats"]["looks"] = list(stats.looks)
+        charter["looks"] = described(stages)
+    return Plan(source, shape, settings, task, tuple(examples), protocol, engine, charter, shard, stages)
 
 
 def too_few(plan: Plan) -> str | None:
@@ -157,7 +157,7 @@ def too_few(plan: Plan) -> str | None:
         for setting in plan.settings
         for cost in [setting.storage(plan.shape.head_dim)]
     ]
-    options = StatsOptions(**plan.protocol["stats"])
+    options = StatsOptions(**plan.charter["stats"])
     least = clusters_needed_at_best(settings, options)
     have = len({(example.task, example.example_id) for example in plan.examples})
     if have >= least:

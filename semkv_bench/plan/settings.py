@@ -6,6 +6,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from semkv_bench.config.compose import build
 from semkv_bench.errors import UsageError
+from semkv_bench.importance.own import import_own_metrics
 from semkv_bench.quantizers import Quantizer
 from semkv_bench.settings.setting import FULL, Setting, uniform_settings
 
@@ -13,7 +14,8 @@ __all__ = ["planned_settings", "quantizers"]
 
 
 def quantizers(config: DictConfig) -> tuple[Quantizer, Quantizer]:
-    """Quantizers of the keys and of the values."""
+    """Quantizers of the keys and of the values; the metrics of the user's folders are known from here on."""
+    import_own_metrics()
     keys = _quantizer(config, "quantizer")
     return keys, keys.for_values() if config.value_quantizer is None else _quantizer(
         config, "value_quantizer"

@@ -133,8 +133,8 @@ def stage_number(stages: Sequence[Stage], example: Example) -> int | None:
     return next((number for number, stage in enumerate(stages, start=1) if unit in stage.units), None)
 
 
-def _look(protocol: dict[str, Any], number: int) -> Look:
-    planned = protocol["looks"]
+def _look(charter: dict[str, Any], number: int) -> Look:
+    planned = charter["looks"]
     return Look(
         tuple(look["information"] for look in planned), number, tuple(look["examples"] for look in planned)
     )

@@ -72,7 +72,7 @@ def calibrate(plan: Plan, parameters: int) -> Calibration:
         request = _request(loaded, example, new_tokens)
         _finish(loaded.device)
         began = time.perf_counter()
-        plan.runner.run(engine, request, settings)
+        engine.converse(request, settings, plan.protocol.rule, plan.protocol.own_history)
         _finish(loaded.device)
         return time.perf_counter() - began
 

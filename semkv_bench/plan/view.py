@@ -46,7 +46,7 @@ def show_plan(plan: Plan, memory: Memory, duration: Duration | None, console: Co
     share = plan.share
     tokens = f"{_prompt_tokens(share):,} prompt tokens, at most {_answer_tokens(plan, share):,} of answers"
     own = "" if plan.shard is None else f"; shard {plan.shard} runs {len(share)} examples"
-    protocol = f"protocol {plan.runner.name}: {plan.runner.stores}"
+    protocol = f"protocol {plan.protocol.name}: {plan.protocol.stores}"
     for line in (protocol, f"{quantized}{own}; {tokens}", _memory_line(memory), _time_line(duration)):
         console.print(line, markup=False, highlight=False)
     if plan.stages:
@@ -60,7 +60,7 @@ def plan_content(plan: Plan, memory: Memory, duration: Duration | None) -> dict[
     """The same as data."""
     return {
         "model": plan.source.name,
-        "protocol": plan.runner.name,
+        "protocol": plan.protocol.name,
         "layers": {"total": plan.shape.layers, "quantized": len(plan.shape.quantized_layers)},
         "settings": [
             {"setting": s.name, "kind": s.kind, **asdict(s.storage(plan.shape.head_dim))}

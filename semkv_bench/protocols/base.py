@@ -4,7 +4,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from semkv_bench.engine.engine import Engine, Outcome, Request
 from semkv_bench.errors import UsageError
 from semkv_bench.importance.tail import check_tail
 from semkv_bench.protocols.rule import Blocks
@@ -60,11 +59,3 @@ class Protocol(ABC):
         if self.rule.codes_tail:
             for label in sorted(set().union(*(setting.metrics for setting in settings))):
                 check_tail(label, self.rule.block)
-
-    def run(self, engine: Engine, request: Request, settings: Sequence[Setting]) -> list[list[Outcome]]:
-        """Outcomes by turn, then in the order of the settings, the first of which is ``full``."""
-        return engine.converse(request, settings, self.rule, self.own_history)
-
-    def run_alone(self, engine: Engine, request: Request, setting: Setting) -> list[Outcome]:
-        """The request that was just run, once more under one setting in a batch of its own; one outcome a turn."""
-        return engine.run_alone(request, setting, self.rule, self.own_history)

@@ -16,7 +16,7 @@ import yaml
 from semkv_bench.errors import MissingError, SemkvError, UsageError
 from semkv_bench.records.schema import PLACE
 
-__all__ = ["RunFolder", "protocol_hash", "read_looks", "read_run", "read_sessions", "write_looks"]
+__all__ = ["RunFolder", "charter_hash", "read_looks", "read_run", "read_sessions", "write_looks"]
 
 T = TypeVar("T")
 
@@ -25,9 +25,9 @@ _TYPES = {"task": str, "example_id": str, "seed": int, "setting": str, "turn": i
 _EXTRA_TOP = frozenset({"hash"})
 
 
-def protocol_hash(protocol: Mapping[str, Any]) -> str:
+def charter_hash(charter: Mapping[str, Any]) -> str:
     """SHA-256 of a protocol's content (keys sorted, its own ``hash`` left out)."""
-    content = {key: value for key, value in protocol.items() if key not in _EXTRA_TOP}
+    content = {key: value for key, value in charter.items() if key not in _EXTRA_TOP}
     return hashlib.sha256(json.dumps(content, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
 
 
@@ -43,19 +43,19 @@ class RunFolder:
     """
 
     path: Path
-    protocol: dict[str, Any]
+    charter: dict[str, Any]
     done: set[tuple[str, str, int]] = field(default_factory=set)
     _file: IO[bytes] | None = None
 
     @classmethod
-    def open(cls, path: Path, protocol: Mapping[str, Any], config_yaml: str) -> "RunFolder":
-        """Create the folder, or continue the run of the same protocol in it.
+    def open(cls, path: Path, charter: Mapping[str, Any], config_yaml: str) -> "RunFolder":
+        """Create the folder, or continue the run of the same charter in it.
 
         Raises:
             UsageError: the folder holds something else, or a run of another protocol.
             SemkvError: it cannot be written.
         """
-        sealed = {**protocol, "hash": protocol_hash(protocol)}
+        sealed = {**charter, "hash": charter_hash(charter)}
         if path.exists() and not path.is_dir():
             raise UsageError(f"out={path} is a file; give a folder")
         with _explained(path):
@@ -206,12 +206,12 @@ def read_run(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
         raise MissingError(f"{path} does not exist; give run=DIR of a sweep")
     if not (path / "protocol.yaml").exists():
         raise MissingError(f"{path} is not a run folder (no protocol.yaml); give run=DIR of a sweep")
-    protocol = _read_protocol(path)
+    charter = _read_charter(path)
     try:
-        recorded, settings = protocol["hash"], tuple(protocol["settings"])
+        recorded, settings = charter["hash"], tuple(charter["settings"])
     except (KeyError, TypeError) as error:
         raise UsageError(f"{path / 'protocol.yaml'} is damaged: no {error}; {_MENDED}") from error
-    if protocol_hash(protocol) != recorded:
+    if charter_hash(charter) != recorded:
         raise UsageError(
             f"{path / 'protocol.yaml'} was changed after it was written: its hash does not match; {_MENDED}"
         )
@@ -224,7 +224,7 @@ def read_run(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
         raise MissingError(f"{path} holds no finished example yet; run the sweep again to continue it")
     frame = pd.DataFrame.from_records(records)
     # Two processes may have answered the same example; the first file wins.
-    return frame.drop_duplicates([*_UNIT, "turn", "setting"], ignore_index=True), protocol
+    return frame.drop_duplicates([*_UNIT, "turn", "setting"], ignore_index=True), charter
 
 
 def _is_complete(unit: Sequence[Mapping[str, Any]], settings: Collection[str]) -> bool:
@@ -293,20 +293,20 @@ def _repair(file: IO[bytes], settings: Collection[str]) -> None:
         os.truncate(file.fileno(), keep)
 
 
-def _read_protocol(path: Path) -> dict[str, Any]:
+def _read_charter(path: Path) -> dict[str, Any]:
     try:
-        protocol = yaml.safe_load((path / "protocol.yaml").read_text())
+        charter = yaml.safe_load((path / "protocol.yaml").read_text())
     except (OSError, ValueError, yaml.YAMLError) as error:
         reason = str(error).splitlines()[0]
         raise UsageError(f"{path / 'protocol.yaml'} is damaged: {reason}; {_MENDED}") from error
-    if not isinstance(protocol, dict):
+    if not isinstance(charter, dict):
         raise UsageError(f"{path / 'protocol.yaml'} is damaged: it holds no protocol; {_MENDED}")
-    return protocol
+    return charter
 
 
 def _require_same(path: Path, sealed: Mapping[str, Any]) -> None:
-    present = _read_protocol(path)
-    if present.get("hash") != protocol_hash(present):
+    present = _read_charter(path)
+    if present.get("hash") != charter_hash(present):
         raise UsageError(f"{path / 'protocol.yaml'} was changed after it was written; choose another out=DIR")
     if present["hash"] != sealed["hash"]:
         changed = sorted(key for key in {*present, *sealed} - {"hash"} if present.get(key) != sealed.get(key))

@@ -18,7 +18,7 @@ from semkv_bench.files import check_writable
 from semkv_bench.models.shape import ModelShape
 from semkv_bench.plan.plan import Plan, make_plan
 from semkv_bench.plan.settings import planned_settings, quantizers
-from semkv_bench.records.folder import RunFolder, protocol_hash, read_run, read_sessions
+from semkv_bench.records.folder import RunFolder, charter_hash, read_run, read_sessions
 from semkv_bench.records.runs import OF_REGRESS, RUNS, new_folder
 from semkv_bench.regress.checks import Checks, code_checks
 from semkv_bench.regress.comparison import Comparison, JudgeOptions, compare, compare_code, require_comparable
@@ -108,10 +108,10 @@ def _measure(config: DictConfig, run: Runner, update: bool) -> tuple[Snapshot | 
     """Run the sweep; what can be refused is refused before."""
     sweep = OmegaConf.masked_copy(config, [key for key in config if key not in _OWN_KEYS])
     plan = make_plan(sweep)
-    path = _path(config, plan.source.name, plan.settings, plan.runner.name)
+    path = _path(config, plan.source.name, plan.settings, plan.protocol.name)
     old = _old(path, update)
     if old is not None and not update:
-        require_comparable(old, {**old.identity, **planned_identity(plan.protocol)}, "this configuration")
+        require_comparable(old, {**old.identity, **planned_identity(plan.charter)}, "this configuration")
     checks = code_checks(*quantizers(config), plan.settings, plan.shape, _device())
     sweep.out = str(_fresh_folder(config, plan))
     folder = run(plan, sweep).path
@@ -121,13 +121,13 @@ def _measure(config: DictConfig, run: Runner, update: bool) -> tuple[Snapshot | 
 def _take(config: DictConfig, run: Runner, update: bool) -> tuple[Snapshot | None, Snapshot, Path, Path]:
     """A finished run; the code is checked as it is installed here."""
     folder = Path(config.run).expanduser()
-    _, protocol = read_run(folder)
+    _, charter = read_run(folder)
     recorded = _config_of(folder)
     settings = planned_settings(recorded)
-    path = _path(config, protocol["model"], settings, protocol["protocol"])
+    path = _path(config, charter["model"], settings, charter["protocol"])
     old = _old(path, update)
     if old is not None and not update:
-        require_comparable(old, {**old.identity, **planned_identity(protocol)}, f"the run in {folder}")
+        require_comparable(old, {**old.identity, **planned_identity(charter)}, f"the run in {folder}")
     shape = build(recorded.model, "model").shape() if old is None else old.model_shape()
     checks = code_checks(*quantizers(recorded), settings, shape, _device())
     out = folder if config.out is None else Path(config.out).expanduser()
@@ -188,10 +188,10 @@ def _say(console: Console, words: str) -> None:
 
 
 def _snapshot(folder: Path, settings: Sequence[Setting], shape: ModelShape, checks: Checks) -> Snapshot:
-    frame, protocol = read_run(folder)
+    frame, charter = read_run(folder)
     environment = next(iter(read_sessions(folder)), {})
     seeded = any(setting.seeded for setting in settings)
-    return settle(from_run(frame, protocol, shape, checks, environment, seeded=seeded))
+    return settle(from_run(frame, charter, shape, checks, environment, seeded=seeded))
 
 
 def _path(config: DictConfig, model: str, settings: Sequence[Setting], protocol: str) -> Path:
@@ -245,7 +245,7 @@ def _fresh_folder(config: DictConfig, plan: Plan) -> Path:
                 f"out={out} holds a run already, perhaps of other code; choose another, or judge it: run={out}"
             )
         return out
-    return new_folder(protocol_hash(plan.protocol)[:10], OF_REGRESS)
+    return new_folder(charter_hash(plan.charter)[:10], OF_REGRESS)
 
 
 def _device() -> str:

@@ -75,7 +75,7 @@ class Snapshot:
 
 def from_run(
     frame: pd.DataFrame,
-    protocol: Mapping[str, Any],
+    charter: Mapping[str, Any],
     shape: ModelShape,
     checks: dict,
     environment: Mapping[str, Any],
@@ -88,8 +88,8 @@ def from_run(
 
     Raises UsageError for records that cannot be analysed.
     """
-    options = StatsOptions(**protocol["stats"])
-    report = analyze(frame, options, chance=protocol["chance"], preregistered=True)
+    options = StatsOptions(**charter["stats"])
+    report = analyze(frame, options, chance=charter["chance"], preregistered=True)
     rows = {row["setting"]: row for row in report["settings"]}
     kept = ("kind", "quantizer", *_BITS, "verdict")
     settings = {name: {key: rows[name][key] for key in kept} for name in rows}
@@ -97,7 +97,7 @@ def from_run(
     reference = frame[frame["setting"] == REFERENCE]
     units = [(str(t), str(e), int(s), int(n)) for t, e, s, n in reference[_UNIT].itertuples(index=False)]
     return Snapshot(
-        identity=_identity(frame, protocol),
+        identity=_identity(frame, charter),
         shape={
             "layers": shape.layers,
             "quantized_layers": list(shape.quantized_layers),
@@ -105,10 +105,10 @@ def from_run(
             "head_dim": shape.head_dim,
             "max_positions": shape.max_positions,
         },
-        layers=dict(protocol["layers"]),
+        layers=dict(charter["layers"]),
         sample={
-            **{name: protocol[name] for name in ("seeds", "per_task")},
-            "planned": protocol["examples"]["count"],
+            **{name: charter[name] for name in ("seeds", "per_task")},
+            "planned": charter["examples"]["count"],
             "seeded": seeded,
         },
         environment=_versions(environment),
@@ -170,28 +170,28 @@ def read_baseline(path: Path) -> Snapshot:
         ) from error
 
 
-def planned_identity(protocol: Mapping[str, Any]) -> dict[str, Any]:
+def planned_identity(charter: Mapping[str, Any]) -> dict[str, Any]:
     """What of the identity is known before anything is run."""
-    config = {k: v for k, v in protocol["model_config"].items() if k in ("dtype", "attention")}
-    task = protocol["task"]
+    config = {k: v for k, v in charter["model_config"].items() if k in ("dtype", "attention")}
+    task = charter["task"]
     if isinstance(task, Mapping):
         # Where data lie differs from machine to machine; what was read shows in the hashes of the prompts.
         task = {name: value for name, value in task.items() if not name.endswith("path")}
     return {
-        **{name: protocol[name] for name in _SHARED},
-        "protocol_config": protocol.get("protocol_config"),
+        **{name: charter[name] for name in _SHARED},
+        "protocol_config": charter.get("protocol_config"),
         "task": task,
         **config,
-        "engine": {k: v for k, v in protocol["engine"].items() if k != "noise_examples"},
-        "stats": {name: protocol["stats"][name] for name in _SHARED_STATS},
-        "grid": list(protocol["settings"]),
+        "engine": {k: v for k, v in charter["engine"].items() if k != "noise_examples"},
+        "stats": {name: charter["stats"][name] for name in _SHARED_STATS},
+        "grid": list(charter["settings"]),
     }
 
 
-def _identity(frame: pd.DataFrame, protocol: Mapping[str, Any]) -> dict[str, Any]:
+def _identity(frame: pd.DataFrame, charter: Mapping[str, Any]) -> dict[str, Any]:
     revisions = sorted({str(value) for value in frame["model_revision"].dropna()})
     return {
-        **planned_identity(protocol),
+        **planned_identity(charter),
         "model_revision": revisions[0] if len(revisions) == 1 else revisions or None,
     }
 

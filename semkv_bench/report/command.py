@@ -120,25 +120,25 @@ def given_options(config: DictConfig, changed: Collection[str]) -> dict[str, Any
 
 def _of_run(path: Path, given: dict[str, Any]) -> _Source:
     """A run folder; ``given`` are statistics options that replace those of its protocol."""
-    frame, protocol = read_run(path)
+    frame, charter = read_run(path)
     # All options given at once hold looks too, as null; those of the run stand.
     if given.pop("looks", None) is not None:
         raise UsageError("stats.looks is fixed by sweep, before the first record; leave it out")
-    standing = last_look(path, frame, protocol)
+    standing = last_look(path, frame, charter)
     frame = frame if standing is None else standing.frame
-    fixed = StatsOptions(**protocol["stats"])
+    fixed = StatsOptions(**charter["stats"])
     options = replace(fixed, **given)
     context = {
         "source": portable(path),
-        "protocol": _portable_values(protocol),
+        "protocol": _portable_values(charter),
         "config": _portable_values(_read_config(path)),
         "environment": _environment(read_sessions(path)),
-        "prompts": protocol["prompts"],
-        "seeds": protocol["seeds"],
-        "planned_examples": protocol["examples"]["count"] if standing is None else standing.complete_at,
+        "prompts": charter["prompts"],
+        "seeds": charter["seeds"],
+        "planned_examples": charter["examples"]["count"] if standing is None else standing.complete_at,
     }
     as_fixed = all(getattr(options, name) == getattr(fixed, name) for name in ("margin", "alpha", "average"))
-    return _Source(frame, options, as_fixed, protocol["chance"], context, path, standing)
+    return _Source(frame, options, as_fixed, charter["chance"], context, path, standing)
 
 
 def _foreign(config: DictConfig) -> _Source:

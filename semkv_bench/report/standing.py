@@ -23,24 +23,24 @@ class Standing:
     facts: dict[str, Any]
 
 
-def last_look(path: Path, frame: pd.DataFrame, protocol: dict[str, Any]) -> Standing | None:
+def last_look(path: Path, frame: pd.DataFrame, charter: dict[str, Any]) -> Standing | None:
     """The last look whose examples are all recorded in ``frame``, or the one that ended the run.
 
     Before the first look is complete, what is recorded is taken as a look of its own. None where the run is not
     sequential.
     """
-    if "looks" not in protocol:
+    if "looks" not in charter:
         return None
     taken = read_looks(path)
     stop = next((look for look in taken if look["stop"]), None)
     units = frame.drop_duplicates(["task", "example_id", "seed"])
     whole = [
-        int((units["look"] <= n).sum()) >= look["examples"] for n, look in enumerate(protocol["looks"], 1)
+        int((units["look"] <= n).sum()) >= look["examples"] for n, look in enumerate(charter["looks"], 1)
     ]
     number = whole.index(False) if False in whole else len(whole)
     if stop is not None:
         number = min(number, stop["look"])
-    total = protocol["examples"]["count"]
+    total = charter["examples"]["count"]
     facts = {
         "planned_examples": total,
         "recorded_examples": len(units),
@@ -49,10 +49,10 @@ def last_look(path: Path, frame: pd.DataFrame, protocol: dict[str, Any]) -> Stan
         "reason": taken[number - 1]["reason"] if 0 < number <= len(taken) else None,
     }
     if number:
-        look = _look(protocol, number)
+        look = _look(charter, number)
         sample = frame[frame["look"] <= number].reset_index(drop=True)
         return Standing(look, sample, look.examples[number - 1] if stop else total, facts)
-    planned = _look(protocol, 1)
+    planned = _look(charter, 1)
     share = min(len(units) / planned.examples[0], 0.999) * planned.times[0]
     early = replace(planned, times=(share, *planned.times), examples=(len(units), *planned.examples))
     return Standing(early, frame, total, facts)

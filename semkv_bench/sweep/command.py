@@ -33,7 +33,7 @@ def sweep_once(config: "DictConfig", worker: int | None = None) -> None:
     turn = worker if config.shard is None else Shard.parse(config.shard).index - 1
     with _own_gpu(config, turn):
         folder = run_plan(make_plan(config), config, plain=worker is not None)
-    planned = folder.protocol["examples"]["count"]
+    planned = folder.charter["examples"]["count"]
     missing = 0 if folder.complete else planned - folder.recorded
     if missing > 0:
         OUT.print(f"{missing} of the run's {planned} examples are left to other shards", highlight=False)

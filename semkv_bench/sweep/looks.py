@@ -63,9 +63,9 @@ def _take(stages: Sequence[Stage], folder: RunFolder, number: int) -> list[dict[
         taken = read_looks(folder.path)
         if len(taken) >= number:
             return taken
-        frame, protocol = read_run(folder.path)
-        options, look = StatsOptions(**protocol["stats"]), _look(protocol, number)
-        decision = take_look(frame[frame["look"] <= number], options, protocol["chance"], look)
+        frame, charter = read_run(folder.path)
+        options, look = StatsOptions(**charter["stats"]), _look(charter, number)
+        decision = take_look(frame[frame["look"] <= number], options, charter["chance"], look)
         taken = [
             *taken,
             {
@@ -86,7 +86,7 @@ def _take(stages: Sequence[Stage], folder: RunFolder, number: int) -> list[dict[
 
 def progress_words(folder: RunFolder) -> str:
     """Where a sequential run stands, as one line."""
-    planned, taken = folder.protocol["looks"], read_looks(folder.path)
+    planned, taken = folder.charter["looks"], read_looks(folder.path)
     if not taken:
         return f"no look taken yet; the first of {len(planned)} is due at {planned[0]['examples']} examples"
     last = taken[-1]

@@ -17,7 +17,7 @@ from semkv_bench.models.device import describe
 from semkv_bench.models.load import LoadedModel
 from semkv_bench.plan.plan import Plan, prompt_hash
 from semkv_bench.plan.stages import stage_number
-from semkv_bench.records.folder import RunFolder, protocol_hash
+from semkv_bench.records.folder import RunFolder, charter_hash
 from semkv_bench.records.runs import RUNS, new_folder, one_at_a_time
 from semkv_bench.settings.setting import FULL
 from semkv_bench.sweep.looks import in_order, settle
@@ -41,22 +41,22 @@ def open_run(plan: Plan, config: DictConfig) -> RunFolder:
     """
     written = to_yaml(OmegaConf.masked_copy(config, [key for key in config if key not in _NOT_WRITTEN]))
     if config.out is not None:
-        return RunFolder.open(Path(config.out).expanduser(), plan.protocol, written)
-    short = protocol_hash(plan.protocol)[:10]
+        return RunFolder.open(Path(config.out).expanduser(), plan.charter, written)
+    short = charter_hash(plan.charter)[:10]
     with one_at_a_time():
         newest = None
         for folder in () if config.get("fresh") else _runs_of(plan, short, written):
             if not folder.complete:
                 return folder
             newest = newest or folder
-        return newest or RunFolder.open(new_folder(short), plan.protocol, written)
+        return newest or RunFolder.open(new_folder(short), plan.charter, written)
 
 
 def _runs_of(plan: Plan, short: str, written: str) -> Iterator[RunFolder]:
     """Folders of runs of the plan's protocol, the newest first; those of regress are its own."""
     for path in sorted(RUNS.glob(f"[0-9]*-{short}"), reverse=True):
         try:
-            yield RunFolder.open(path, plan.protocol, written)
+            yield RunFolder.open(path, plan.charter, written)
         except UsageError as error:
             log.warning("not continued: %s", error)
 
@@ -136,16 +136,17 @@ def _noise_sample(plan: Plan) -> set[tuple[str, str, int]]:
 def _answers(plan: Plan, engine: Engine, example: Example, alone: bool) -> list[dict[str, Any]]:
     """One record per setting and turn; ``alone`` adds to those of ``full`` how it fares in a batch of its own."""
     loaded, request = engine.loaded, _request(engine.loaded, example)
-    turns = plan.runner.run(engine, request, plan.settings)
-    single = plan.runner.run_alone(engine, request, FULL) if alone else [None] * len(turns)
+    rule, own = plan.protocol.rule, plan.protocol.own_history
+    turns = engine.converse(request, plan.settings, rule, own)
+    single = engine.run_alone(request, FULL, rule, own) if alone else [None] * len(turns)
     records = []
     for number, (outcomes, lone) in enumerate(zip(turns, single, strict=True)):
         asked = example.at(number)
         common = {
             "model": loaded.label,
             "model_revision": loaded.revision,
-            "protocol": plan.runner.name,
-            **plan.runner.variant,
+            "protocol": plan.protocol.name,
+            **plan.protocol.variant,
             "task": example.task,
             "example_id": example.example_id,
             "seed": example.seed,
@@ -191,7 +192,7 @@ def _answer(plan: Plan, loaded: LoadedModel, asked: Example, outcome: Outcome) -
     quantizes = setting.keys is not None or setting.values is not None
     fed = len(outcome.tokens) - (not outcome.ended)
     # A short answer may end before its first block is coded; then nothing could be read.
-    if quantizes and not outcome.reads and plan.runner.rule.is_read(outcome.turn, fed):
+    if quantizes and not outcome.reads and plan.protocol.rule.is_read(outcome.turn, fed):
         raise SemkvError(f"{setting.name}: attention never read a quantized token; the result is refused")
     prediction = _text(loaded, outcome)
     return {

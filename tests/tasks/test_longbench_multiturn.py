@@ -146,7 +146,7 @@ def test_shipped_configuration_plans(folder, local_folder):
         )
     )
     assert {example.turns for example in plan.examples} == {4}
-    assert plan.protocol["tasks"] == ["passage_retrieval_en", "qasper"]
+    assert plan.charter["tasks"] == ["passage_retrieval_en", "qasper"]
     config = compose_config("sweep", overrides).task
     assert (config.turns, config.path) == (2, None)
 

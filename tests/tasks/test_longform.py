@@ -163,7 +163,7 @@ def test_shipped_configuration_plans(local_folder):
     overrides = ["model=custom", f"model.path={local_folder}", "task=longform", "per_task=2"]
     plan = make_plan(compose_config("sweep", [*overrides, "task.items=5", "subset=[longform_count]"]))
     assert plan.task == Longform(["longform_count"], 5) and len(plan.examples) == 2
-    assert set(plan.protocol["chance"]) == {"longform_count"}
+    assert set(plan.charter["chance"]) == {"longform_count"}
     default = make_plan(compose_config("sweep", overrides))
     assert default.task == Longform()
     assert all(120 <= len(example.target_ids) <= 250 for example in default.examples)

@@ -155,5 +155,5 @@ def test_shipped_configuration_plans(local_folder):
     plan = make_plan(compose_config("sweep", [*overrides, "task.turns=3", "task.length=300"]))
     assert plan.task == SyntheticMultiturn(turns=3, length=300)
     assert {example.turns for example in plan.examples} == {3} and len(plan.examples) == 4
-    assert plan.protocol["chance"] == {"multiturn_noise": 0.0, "multiturn_prose": 0.0}
+    assert plan.charter["chance"] == {"multiturn_noise": 0.0, "multiturn_prose": 0.0}
     assert make_plan(compose_config("sweep", overrides)).task == SyntheticMultiturn()
