@@ -131,7 +131,7 @@ class RunFolder:
     @property
     def complete(self) -> bool:
         """Are all planned examples recorded, or all up to the look that ended a sequential run?"""
-        return self.stopped_after is not None or self.recorded >= self.protocol["examples"]["count"]
+        return self.stopped_after is not None or self.recorded >= self.charter["examples"]["count"]
 
     @property
     def stopped_after(self) -> int | None:
@@ -145,7 +145,7 @@ class RunFolder:
 
     @property
     def _settings(self) -> tuple[str, ...]:
-        return tuple(self.protocol["settings"])
+        return tuple(self.charter["settings"])
 
     def _files(self) -> list[Path]:
         return sorted(self.path.glob("records-*.jsonl"))
