@@ -26,8 +26,8 @@ RUNS_SWEEPS = ("sweep", "plan", "recipe", "regress")
 EXPECTED = {"recipe": (1, "no cliff|insensitive|cliff")}
 # Not run: what it would take, and who runs it instead. Their overrides are composed all the same.
 NOT_RUN = {
-    "regress": "a sweep of minutes against a committed baseline; tests/test_regress.py runs it on a small model",
-    "doctor": "examines the machine that it runs on; tests/test_doctor.py runs it",
+    "regress": "minutes against a committed baseline; tests/regress/test_regress.py runs it on a small model",
+    "doctor": "examines the machine that it runs on; tests/doctor/test_doctor.py runs it",
 }
 SKIPPED = re.compile(r"\.\.\.|COMMAND|key=value")
 
@@ -236,7 +236,7 @@ def _cases() -> list:
         if _value(command, "experiment") and all(
             o.startswith(("experiment=", "model=")) for o in command[1:]
         ):
-            # tests/test_experiments.py runs every experiment.
+            # tests/sweep/test_experiments.py runs every experiment.
             continue
         cheap = tuple(sorted(o for o in _cheap(command, "M", "R") if not o.startswith("out=")))
         if command[0] not in NOT_RUN and cheap not in seen:

@@ -61,7 +61,7 @@ def test_an_old_and_an_absent_package(few, monkeypatch, capsys):
 
 
 def test_every_dependency_is_looked_for():
-    project = Path(__file__).parents[1] / "pyproject.toml"
+    project = Path(__file__).parents[2] / "pyproject.toml"
     wanted = tomllib.loads(project.read_text())["project"]["dependencies"]
     assert len(report._requirements()) == len(wanted)
 

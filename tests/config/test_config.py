@@ -135,7 +135,7 @@ def test_multirun_is_checked_before_the_first_job():
 
 def test_found_from_any_working_directory(tmp_path):
     code = "from semkv_bench.config.compose import compose_config; print(compose_config('sweep').prompts)"
-    root = str(Path(__file__).resolve().parents[1])
+    root = str(Path(__file__).resolve().parents[2])
     ran = subprocess.run(
         [sys.executable, "-c", code],
         cwd=tmp_path,

@@ -14,7 +14,7 @@ from semkv_bench.plan.settings import planned_settings, quantizers
 from semkv_bench.regress import read_baseline, write_baseline
 from semkv_bench.regress.checks import code_checks
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def _script(name: str):

@@ -139,7 +139,7 @@ def test_killed_workers_lose_nothing(launcher, sweep, tmp_path, monkeypatch, cap
         pytest.skip(f"{launcher} is not installed")
     # The last digits of a sum depend on the number of threads.
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("PYTHONPATH", str(Path(multirun.__file__).parents[1]))
+    monkeypatch.setenv("PYTHONPATH", str(Path(multirun.__file__).parents[2]))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     wide = [*sweep, "per_task=12"]
