@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from semkv_bench.engine.rows import RowCache, RowLayer
+from semkv_bench.grid.cost import SIDES, Tokens
 from semkv_bench.importance import metric
 from semkv_bench.importance.cached import CacheMetric
 from semkv_bench.importance.controls import ControlMetric
@@ -18,8 +19,6 @@ from semkv_bench.settings.allocation import Allocation, top_tokens
 from semkv_bench.settings.setting import Coded, Setting
 
 __all__ = ["RowCoding"]
-
-_SIDES = ("keys", "values")
 
 
 class RowCoding:
@@ -72,7 +71,7 @@ class RowCoding:
                     _fill_side(states[0], view, coded, ranked, coder_seed(self._seed, index, side))
         for row in self.rows.rows:
             row.settled, row.skipped = kept, length - kept
-            row.coded = length if self.rule.codes_prompt else 0
+            row.pieces = (length,) if self.rule.codes_prompt else ()
 
     @property
     def noted(self) -> list[str]:
@@ -104,6 +103,17 @@ class RowCoding:
                 restore()
 
         return undo
+
+    def stored(self, number: int) -> tuple[Tokens, Tokens]:
+        """Keys and values that row ``number`` holds in each coded layer, by state."""
+        row, length = self.rows.rows[number], self.rows.lengths[number]
+        setting, opened = self._setting(number), self.rows.opened(number)
+        lasting, waiting = (0, opened) if self.rule.codes_tail else (opened, 0)
+        if setting.prune is not None:
+            held = Tokens(kept=row.settled + lasting, open=waiting, deleted=row.skipped)
+        else:
+            held = Tokens.of(row.pieces, kept=row.settled - row.coded + lasting, open=waiting)
+        return tuple(held if setting.codes(side) else Tokens(kept=length) for side in SIDES)
 
     def close(self, all_open: bool = False) -> None:
         """Code what must be coded before another token comes; with ``all_open``, everything that is open."""
@@ -140,7 +150,7 @@ class RowCoding:
             book = self.rows.rows[row]
             book.settled += kept[row]
             book.skipped += size - kept[row]
-            book.coded += size
+            book.pieces += (size,)
 
     def _code_side(
         self,
@@ -214,7 +224,7 @@ class _named:
     """Errors about values that are not finite name the layer and the tensor."""
 
     def __init__(self, layer: int, side: int):
-        self.where = f"layer {layer}, {_SIDES[side]}"
+        self.where = f"layer {layer}, {SIDES[side]}"
 
     def __enter__(self) -> None:
         pass

@@ -15,6 +15,7 @@ from semkv_bench.engine.options import EngineOptions
 from semkv_bench.engine.outcome import Outcome, Request, Turn
 from semkv_bench.engine.rows import Row, RowCache, row_mask
 from semkv_bench.errors import SemkvError
+from semkv_bench.grid.cost import Stored
 from semkv_bench.importance import observe
 from semkv_bench.importance.tail import TailNotes
 from semkv_bench.models.device import memory_total
@@ -257,6 +258,7 @@ class Engine:
         outcome.reads = row.reads
         if outcome.setting.kind != "full":
             outcome.coded_share = row.coded / (self.rows.lengths[number] + row.skipped)
+        outcome.stored = Stored.of(self.loaded.shape.cache, *self._coding.stored(number))
 
     def _feed(self, tokens: Sequence[list[int]], keep: int | None) -> Tensor | None:
         """Feed every row its tokens, which may differ in number.

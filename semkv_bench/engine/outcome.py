@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from semkv_bench.grid.cost import Stored
 from semkv_bench.settings.setting import Setting
 
 __all__ = ["Outcome", "Request", "Turn"]
@@ -46,6 +47,7 @@ class Outcome:
     and all three are None if the answer ends with it. The forced answer is coded by the same rule as a generated one.
     reads: how often attention was handed quantized layers; coded_share: share of the tokens given to the model
     by the end of the answer that are stored as the setting says. context: tokens before the answer.
+    stored: what the cache holds at the end of the answer.
     """
 
     setting: Setting
@@ -59,3 +61,4 @@ class Outcome:
     turn: int = 0
     context: int = 0
     coded_share: float = 0.0
+    stored: Stored | None = None

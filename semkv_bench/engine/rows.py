@@ -41,15 +41,20 @@ class Row:
     """What is known of one row besides its keys and values.
 
     index: which setting it belongs to; settled: tokens before the open stretch, coded or never to be coded;
-    coded: tokens that are stored as the setting says; skipped: tokens deleted, so that positions run ahead
-    of places; reads: how often, summed over layers, attention was handed coded tokens.
+    pieces: sizes of the stretches that were stored together as the setting says; skipped: tokens deleted, so that
+    positions run ahead of places; reads: how often, summed over layers, attention was handed coded tokens.
     """
 
     index: int
     settled: int = 0
-    coded: int = 0
+    pieces: tuple[int, ...] = ()
     skipped: int = 0
     reads: int = 0
+
+    @property
+    def coded(self) -> int:
+        """Tokens that are stored as the setting says."""
+        return sum(self.pieces)
 
 
 @dataclass(frozen=True)
@@ -148,7 +153,7 @@ class RowLayer(CacheLayerMixin):
             self.lengths[row] += new
         if not self.is_sliding:
             for row in self.book[: self.rows]:
-                row.reads += row.coded > 0
+                row.reads += bool(row.pieces)
         return self.stored()
 
     def rewind(self, lengths: Sequence[int]) -> None:

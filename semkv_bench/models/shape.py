@@ -5,6 +5,8 @@ from typing import Any
 
 from transformers.configuration_utils import PreTrainedConfig
 
+from semkv_bench.grid.cost import LayerShape, SideShape
+
 __all__ = ["ModelShape", "full_attention_layers", "layer_types"]
 
 
@@ -32,6 +34,12 @@ class ModelShape:
     kv_heads: int
     head_dim: int
     max_positions: int | None
+
+    @property
+    def cache(self) -> tuple[LayerShape | None, ...]:
+        """The cache of every layer; None for one that has none of its own."""
+        side = SideShape(self.kv_heads, self.head_dim)
+        return tuple(LayerShape(side, side, coded=i in self.quantized_layers) for i in range(self.layers))
 
     @classmethod
     def of(cls, config: Any) -> "ModelShape":

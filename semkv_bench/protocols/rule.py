@@ -11,14 +11,16 @@ has come after it yet. Between two turns of a conversation all that is open is c
 Tokens that one forward call brings attend to each other in 16 bits, whatever blocks they complete.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from semkv_bench.errors import UsageError
+from semkv_bench.grid.cost import SIDES, Tokens, joined
 from semkv_bench.importance import shared
 from semkv_bench.settings.allocation import SHARED, Allocation
+from semkv_bench.settings.setting import Setting
 
 __all__ = ["PARTS", "PREFILL", "Blocks", "coder_seed", "ranking"]
 
@@ -68,6 +70,25 @@ class Blocks:
         None: any number.
         """
         return self.block - opened % self.block if self.codes_tail else None
+
+    def stored(self, setting: Setting, prompt: int, tails: Sequence[int] = ()) -> tuple[Tokens, Tokens]:
+        """How a row holds keys and values of a prompt and of what follows it, ``tails`` tokens turn by turn.
+
+        The last turn's answer has just ended, so its last block, complete or not, is still open.
+        """
+        whole = [size for tail in tails[:-1] for size in self.pieces(tail)]
+        last = tails[-1] if tails else 0
+        due = self.due(max(0, last - 1))
+        pieces = [*whole, *self.pieces(due)] if self.codes_tail else []
+        left = sum(tails) - sum(pieces)
+        opened, kept = (left, 0) if self.codes_tail else (0, left)
+        parts = [setting.stored(size) for size in ([prompt] if self.codes_prompt else []) + pieces]
+        rest = Tokens(kept=kept + (0 if self.codes_prompt else prompt), open=opened)
+        sides = [joined([*(pair[side] for pair in parts), rest]) for side in range(2)]
+        return tuple(
+            tokens if setting.codes(side) else Tokens(kept=tokens.total)
+            for side, tokens in zip(SIDES, sides, strict=True)
+        )
 
     def is_read(self, turn: int, answer: int) -> bool:
         """Must something coded have been read in ``turn``, whose answer fed ``answer`` tokens back to the model?"""

@@ -1,12 +1,15 @@
 """What a KV-cache quantizer is: its storage arithmetic, and a coder bound to one head size."""
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from semkv_bench.grid.cost import SideShape, Tokens
 from semkv_bench.grid.levels import Storage, code_bits, packing_plan
 from semkv_bench.kernels import NonFiniteError
 
@@ -52,6 +55,24 @@ class Quantizer(ABC):
         self.check(head_dim)
         packed = packing_plan(levels).packed_bits
         return Storage(code_bits(levels), packed, packed + self.metadata_bits(head_dim) / head_dim)
+
+    def coded_bits(self, parts: Sequence[tuple[int, int]], shape: SideShape) -> float:
+        """Bits of tokens that were coded together, all heads of one side of one layer: codes and all metadata.
+
+        parts: (levels, tokens) of the stretch. What is kept once a stretch, or once a group of tokens, belongs here.
+        """
+        return math.fsum(
+            tokens * shape.values * self.storage(levels, shape.head_dim).effective_bits
+            for levels, tokens in parts
+        )
+
+    def sequence_bits(self, shape: SideShape) -> float:
+        """Bits that one side of one layer keeps once a sequence."""
+        return 0.0
+
+    def stored(self, tokens: int) -> Tokens:
+        """How a prompt of ``tokens`` tokens is held: in one stretch, unless some of it stays in 16 bits."""
+        return Tokens.of([tokens])
 
     def for_values(self) -> "Quantizer":
         """The value cache's quantizer when this one codes the keys: itself, unless it is for keys only."""

@@ -1,5 +1,6 @@
 """TurboQuant with more levels on outlier channels, the paper's channel axis (arXiv 2504.19874, 4.2)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor
 
 from semkv_bench.errors import UsageError
+from semkv_bench.grid.cost import SideShape
 from semkv_bench.grid.levels import Storage, mix
 from semkv_bench.quantizers.base import Coder, Encoded, Quantizer, token_levels
 from semkv_bench.quantizers.turboquant import TurboQuant, TurboQuantCoder
@@ -20,7 +22,8 @@ class TurboQuantSplit(Quantizer):
 
     A share of a quarter at L=4 and head_dim 128 is 32 channels at 3 bits and 96 at 2: 2.25 bits, plus
     two norms. Outliers are the channels of greatest energy over the tokens coded together, per head;
-    which they are takes one bit per channel and head for all these tokens and is not counted.
+    which they are takes one bit per channel and head for all these tokens: part of what a cache costs, not of
+    the price of a value.
     """
 
     name: ClassVar[str] = "turboquant_split"
@@ -55,6 +58,10 @@ class TurboQuantSplit(Quantizer):
         return mix(
             [(outliers, part.storage(2 * levels, outliers)), (ordinary, part.storage(levels, ordinary))]
         )
+
+    def coded_bits(self, parts: Sequence[tuple[int, int]], shape: SideShape) -> float:
+        """See ``Quantizer``; with one bit per channel and head for the map of the outliers."""
+        return super().coded_bits(parts, shape) + shape.values
 
     def coder(
         self, head_dim: int, seed: int = 0, device: torch.device | str = "cpu"

@@ -46,6 +46,10 @@ class Allocation(ABC):
         """Levels int64 [tokens], or [1] where all tokens have the same; importance [tokens]."""
 
     @abstractmethod
+    def parts(self, tokens: int) -> list[tuple[int, int]]:
+        """(levels, how many) of ``tokens`` tokens that are coded together."""
+
+    @abstractmethod
     def storage(self, quantizer: Quantizer, head_dim: int) -> Storage:
         """Average cost per value."""
 
@@ -68,6 +72,10 @@ class Uniform(Allocation):
     def levels(self, tokens: int, importance: Tensor | None = None) -> Tensor:
         """See ``Allocation``."""
         return torch.tensor([self.count])
+
+    def parts(self, tokens: int) -> list[tuple[int, int]]:
+        """See ``Allocation``."""
+        return [(self.count, tokens)]
 
     def storage(self, quantizer: Quantizer, head_dim: int) -> Storage:
         """See ``Allocation``."""
@@ -106,6 +114,11 @@ class TwoLevel(Allocation):
             raise ValueError(f"a two-level allocation needs the importance of {tokens} tokens")
         return torch.where(top_tokens(importance, self.fraction), self.high, self.low)
 
+    def parts(self, tokens: int) -> list[tuple[int, int]]:
+        """See ``Allocation``."""
+        high = round(self.fraction * tokens)
+        return [(self.high, high), (self.low, tokens - high)]
+
     def storage(self, quantizer: Quantizer, head_dim: int) -> Storage:
         """See ``Allocation``."""
         high, low = (quantizer.storage(levels, head_dim) for levels in (self.high, self.low))
@@ -138,6 +151,10 @@ class Prune(Allocation):
 
     def levels(self, tokens: int, importance: Tensor | None = None) -> Tensor:
         """Pruning codes nothing; ``top_tokens`` says which tokens stay."""
+        raise ValueError("a pruned cache has no levels")
+
+    def parts(self, tokens: int) -> list[tuple[int, int]]:
+        """See ``levels``."""
         raise ValueError("a pruned cache has no levels")
 
     def storage(self, quantizer: Quantizer | None, head_dim: int) -> Storage:

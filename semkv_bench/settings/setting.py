@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from semkv_bench.errors import UsageError
+from semkv_bench.grid.cost import SIDES, Cost, SideShape, Stored, Tokens, cost
 from semkv_bench.grid.levels import FULL_PRECISION, Storage, check_levels, mix
 from semkv_bench.quantizers import Quantizer
 from semkv_bench.settings.allocation import Allocation, Prune, TwoLevel, Uniform
@@ -21,8 +22,16 @@ class Coded:
     allocation: Allocation
 
     def storage(self, head_dim: int) -> Storage:
-        """Cost per value at ``head_dim`` values a vector."""
+        """Price of a coded value at ``head_dim`` values a vector."""
         return self.allocation.storage(self.quantizer, head_dim)
+
+    def coded_bits(self, tokens: int, shape: SideShape) -> float:
+        """See ``semkv_bench.grid.cost.Price``."""
+        return self.quantizer.coded_bits(self.allocation.parts(tokens), shape)
+
+    def sequence_bits(self, shape: SideShape) -> float:
+        """See ``semkv_bench.grid.cost.Price``."""
+        return self.quantizer.sequence_bits(shape)
 
 
 @dataclass(frozen=True)
@@ -37,13 +46,35 @@ class Setting:
     prune: Prune | None = None
 
     def storage(self, head_dim: int) -> Storage:
-        """Cost per value, averaged over keys and values."""
+        """Price of a coded value, averaged over keys and values; what a cache costs is ``cost``."""
         if self.prune is not None:
             return self.prune.storage(None, head_dim)
         sides = [
             FULL_PRECISION if side is None else side.storage(head_dim) for side in (self.keys, self.values)
         ]
         return mix([(1, side) for side in sides])
+
+    def price(self, layer: int, side: str) -> Coded | None:
+        """How ``keys`` or ``values`` of a layer are coded; None: not."""
+        return self.keys if side == SIDES[0] else self.values
+
+    def codes(self, side: str) -> bool:
+        """Are ``keys`` or ``values`` stored in another way than in 16 bits?"""
+        return self.prune is not None or getattr(self, side) is not None
+
+    def cost(self, stored: Stored) -> Cost:
+        """What a cache costs that holds ``stored``."""
+        return cost(self.price, stored)
+
+    def stored(self, tokens: int) -> tuple[Tokens, Tokens]:
+        """How keys and values of ``tokens`` tokens are held that are stored at once, as a prompt is."""
+        if self.prune is not None:
+            kept = self.prune.kept(tokens)
+            return (Tokens(kept=kept, deleted=tokens - kept),) * 2
+        return tuple(
+            Tokens(kept=tokens) if side is None else side.quantizer.stored(tokens)
+            for side in (self.keys, self.values)
+        )
 
     def check(self, head_dim: int) -> None:
         """Raise UsageError if vectors of ``head_dim`` values cannot be stored so."""

@@ -201,6 +201,7 @@ def _answer(plan: Plan, loaded: LoadedModel, asked: Example, outcome: Outcome) -
         "kind": setting.kind,
         "quantizer": setting.quantizer,
         **asdict(setting.storage(plan.shape.head_dim)),
+        **_cache(outcome),
         "coded_share": round(outcome.coded_share, 6),
         "score": plan.task.score(asked, prediction),
         "prediction": prediction,
@@ -212,6 +213,18 @@ def _answer(plan: Plan, loaded: LoadedModel, asked: Example, outcome: Outcome) -
         "top1_agreement": outcome.top1_agreement,
         "quantized_reads": outcome.reads if quantizes else 0,
         "batch_rows": outcome.batch_rows,
+    }
+
+
+def _cache(outcome: Outcome) -> dict[str, Any]:
+    """What the cache at the end of the answer cost, and the token-layers that it held, keys and values, by state."""
+    cost = outcome.setting.cost(outcome.stored)
+    return {
+        "cache_bits": cost.cache_bits,
+        "key_cache_bits": cost.key_cache_bits,
+        "value_cache_bits": cost.value_cache_bits,
+        "cache_bytes": cost.nbytes,
+        "token_layers": outcome.stored.by_state,
     }
 
 

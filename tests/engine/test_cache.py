@@ -105,7 +105,7 @@ def test_marked_rows_return_to_their_open_tokens():
     for number, row in enumerate(rows.rows):
         for side in rows.layers[0].part(number, slice(row.settled, 8)):
             side.zero_()
-        row.settled = row.coded = 8
+        row.settled, row.pieces = 8, (8,)
     rows.park([0])
     rows.unpark()
     rows.return_to(marks)
