@@ -56,16 +56,6 @@ class _Stats:
 
 
 @dataclass
-class _EngineConfig:
-    memory_fraction: float = MISSING
-    max_rows: int | None = None
-    teacher_tokens: int = MISSING
-    temperature: float = MISSING
-    prefill_chunk: int | None = None
-    noise_examples: int = MISSING
-
-
-@dataclass
 class _Sweep:
     model: dict[str, Any] = MISSING
     quantizer: dict[str, Any] = MISSING
@@ -75,7 +65,7 @@ class _Sweep:
     protocol: dict[str, Any] = MISSING
     task: dict[str, Any] = MISSING
     stats: _Stats = field(default_factory=_Stats)
-    engine: _EngineConfig = field(default_factory=_EngineConfig)
+    engine: dict[str, Any] = MISSING
     seeds: list[int] = MISSING
     per_task: int | None = None
     subset: Any = None

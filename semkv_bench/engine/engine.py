@@ -256,8 +256,8 @@ class Engine:
         """Write down how the cache of row ``number`` was used in the turn that ends."""
         row = self.rows.rows[number]
         outcome.reads = row.reads
-        if outcome.setting.kind != "full":
-            outcome.coded_share = row.coded / (self.rows.lengths[number] + row.skipped)
+        coded = 0 if outcome.setting.kind == "full" else row.coded
+        outcome.coded_share = coded / (self.rows.lengths[number] + row.skipped)
         outcome.stored = Stored.of(self.loaded.shape.cache, *self._coding.stored(number))
 
     def _feed(self, tokens: Sequence[list[int]], keep: int | None) -> Tensor | None:

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 from semkv_bench.errors import UsageError
+from semkv_bench.tasks.base import check_whole
 
 __all__ = ["EngineOptions"]
 
@@ -28,15 +29,20 @@ class EngineOptions:
     noise_examples: int = 8
 
     def __post_init__(self) -> None:
+        for name in ("memory_fraction", "temperature"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise UsageError(f"engine.{name}={value} must be a number")
+            object.__setattr__(self, name, float(value))
         if not 0 < self.memory_fraction <= 1:
             raise UsageError(f"engine.memory_fraction={self.memory_fraction} must be above 0 and at most 1")
-        for name, value, least in (
-            ("max_rows", self.max_rows, 1),
-            ("teacher_tokens", self.teacher_tokens, 1),
-            ("prefill_chunk", self.prefill_chunk, 1),
-            ("noise_examples", self.noise_examples, 0),
-        ):
-            if value is not None and value < least:
-                raise UsageError(f"engine.{name}={value} must be at least {least}")
         if not self.temperature >= 0 or math.isinf(self.temperature):
             raise UsageError(f"engine.temperature={self.temperature} must be 0 (greedy) or a positive number")
+        for name, least, optional in (
+            ("max_rows", 1, True),
+            ("teacher_tokens", 1, False),
+            ("prefill_chunk", 1, True),
+            ("noise_examples", 0, False),
+        ):
+            if (value := getattr(self, name)) is not None or not optional:
+                check_whole(f"engine.{name}", value, least)

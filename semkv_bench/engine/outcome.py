@@ -41,13 +41,14 @@ class Request(Turn):
 class Outcome:
     """What one setting answered in one turn. ``tokens`` leaves out the stop token; ``ended`` says that there was one.
 
+    text: the answer in words. Every witness below is None where the engine cannot give it.
     kl: mean KL(full || setting) of the next-token distributions, in nats, over the forced reference answer;
     kl_first the same for its first token; top1_agreement: share of those tokens where both rank the
     same token first. Where only generated tokens are coded, tokens before the first coded block are left out,
     and all three are None if the answer ends with it. The forced answer is coded by the same rule as a generated one.
     reads: how often attention was handed quantized layers; coded_share: share of the tokens given to the model
-    by the end of the answer that are stored as the setting says. context: tokens before the answer.
-    stored: what the cache holds at the end of the answer.
+    by the end of the answer that are stored as the setting says. batch_rows: settings that were decoded together.
+    context: tokens before the answer. stored: what the cache holds at the end of the answer.
     """
 
     setting: Setting
@@ -56,9 +57,10 @@ class Outcome:
     kl: float | None = None
     kl_first: float | None = None
     top1_agreement: float | None = None
-    reads: int = 0
-    batch_rows: int = 0
+    reads: int | None = None
+    batch_rows: int | None = None
     turn: int = 0
     context: int = 0
-    coded_share: float = 0.0
+    coded_share: float | None = None
     stored: Stored | None = None
+    text: str = ""

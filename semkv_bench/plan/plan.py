@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -11,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from semkv_bench.config.compose import build
 from semkv_bench.config.own import fingerprints
 from semkv_bench.config.shard import Shard
-from semkv_bench.engine.options import EngineOptions
+from semkv_bench.engine.backend import Backend
 from semkv_bench.errors import UsageError
 from semkv_bench.importance import metric
 from semkv_bench.models.load import EmbeddedModel, PretrainedModel
@@ -34,11 +35,8 @@ __all__ = [
     "too_few",
 ]
 
-# Where a batch of settings runs and how it is split changes no result by more than rounding.
-_NOT_PROTOCOL = {
-    "engine": ("memory_fraction", "max_rows", "prefill_chunk"),
-    "model": ("device_map", "_target_"),
-}
+# Where a model runs changes no result by more than rounding.
+_NOT_PROTOCOL = {"model": ("device_map", "_target_")}
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ class Plan:
     task: Task
     examples: tuple[Example, ...]
     protocol: Protocol
-    engine: EngineOptions
+    engine: Backend
     charter: dict[str, Any]
     shard: Shard | None = None
     stages: tuple[Stage, ...] = ()
@@ -81,21 +79,14 @@ def make_plan(config: DictConfig, exclude: Collection[tuple[str, str]] = ()) -> 
         MissingError: model or data files that are not there.
     """
     shard = None if config.get("shard") is None else Shard.parse(config.shard)
-    settings = planned_settings(config)
-    engine = EngineOptions(**OmegaConf.to_container(config.engine))
+    engine = build(config.engine, "engine")
+    settings = tuple(engine.settings(partial(planned_settings, config)))
     stats = stats_options(config)
     protocol = build(config.protocol, "protocol")
     task = build(config.task, "task")
     source = build(config.model, "model")
-    shape = source.shape()
-    for setting in settings:
-        setting.check(shape.head_dim)
-    if not shape.quantized_layers:
-        raise UsageError(f"{source.name} has no full-attention layer to quantize")
-    if len(shape.quantized_layers) < shape.layers and any(setting.prune for setting in settings):
-        raise UsageError(
-            f"{source.name} has sliding-window layers; pruning needs full attention in all of them"
-        )
+    shape = engine.shape(source)
+    engine.check(source, settings, protocol)
     length = getattr(task, "length", None)
     if length is not None and shape.max_positions is not None and length > shape.max_positions:
         raise UsageError(
@@ -104,7 +95,7 @@ def make_plan(config: DictConfig, exclude: Collection[tuple[str, str]] = ()) -> 
     if any(not -(2**63) <= seed < 2**63 for seed in config.seeds):
         raise UsageError(f"seeds={list(config.seeds)} must be whole numbers of at most 64 bits")
     examples = task.examples(
-        source.tokenizer(),
+        engine.tokenizer(source),
         list(config.seeds),
         config.per_task,
         config.max_prompt_tokens,
@@ -117,8 +108,8 @@ def make_plan(config: DictConfig, exclude: Collection[tuple[str, str]] = ()) -> 
     charter = {
         "model": source.name,
         "model_config": _decided(config, "model"),
-        "quantizer": _decided(config, "quantizer"),
-        "value_quantizer": _decided(config, "value_quantizer"),
+        "quantizer": _decided(config, "quantizer") if engine.simulates else None,
+        "value_quantizer": _decided(config, "value_quantizer") if engine.simulates else None,
         "protocol": protocol.name,
         **({"protocol_config": _decided(config, "protocol")} if protocol.variant else {}),
         "layers": {"total": shape.layers, "quantized": len(shape.quantized_layers)},
@@ -133,7 +124,7 @@ def make_plan(config: DictConfig, exclude: Collection[tuple[str, str]] = ()) -> 
         "max_prompt_tokens": config.max_prompt_tokens,
         "max_new_tokens": config.max_new_tokens,
         "examples": {"count": len(examples), "sha256": _digest(examples)},
-        "engine": _decided(config, "engine"),
+        "engine": engine.decided(),
         "stats": {name: value for name, value in asdict(stats).items() if name != "looks"},
         **_own_code(settings, task, protocol),
     }

@@ -4,17 +4,15 @@ import json
 import math
 import os
 import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
 
-from semkv_bench.engine.engine import Engine, Request
 from semkv_bench.errors import SemkvError
 from semkv_bench.files import cache_dir
 from semkv_bench.models.device import describe
-from semkv_bench.models.load import LoadedModel
 from semkv_bench.plan.memory import Weights, target_device
 from semkv_bench.plan.plan import Plan, prompt_hash
 from semkv_bench.settings.setting import FULL
@@ -64,15 +62,16 @@ class Duration:
 
 def calibrate(plan: Plan, parameters: int) -> Calibration:
     """Load the plan's model, run its example of median length four times, and keep what that took."""
-    loaded = plan.source.load()
-    engine = Engine(loaded, plan.engine)
+    session = plan.engine.open(plan.source)
+    loaded = session.loaded
     example = sorted(plan.examples, key=lambda e: (len(e.input_ids), e.example_id))[len(plan.examples) // 2]
 
     def seconds(settings, new_tokens: int) -> float:
-        request = _request(loaded, example, new_tokens)
+        # No row may end early, or the steps would be fewer than counted.
+        asked = replace(example, max_new_tokens=new_tokens, min_new_tokens=new_tokens, follow_ups=())
         _finish(loaded.device)
         began = time.perf_counter()
-        engine.converse(request, settings, plan.protocol.rule, plan.protocol.own_history)
+        list(session.answers([asked], settings, plan.protocol, [False]))
         _finish(loaded.device)
         return time.perf_counter() - began
 
@@ -159,18 +158,6 @@ def _distinct(plan: Plan) -> list[Example]:
     if not plan.repeats_alike:
         return list(plan.share)
     return list({(e.task, e.example_id, prompt_hash(e)): e for e in plan.share}.values())
-
-
-def _request(loaded: LoadedModel, example: Example, new_tokens: int) -> Request:
-    return Request(
-        input_ids=example.input_ids,
-        reference_ids=example.target_ids,
-        max_new_tokens=new_tokens,
-        stop_ids=frozenset((*loaded.eos_ids, *example.stop_token_ids)),
-        # No row may end early, or the steps would be fewer than counted.
-        min_new_tokens=new_tokens,
-        seed=example.seed,
-    )
 
 
 def _finish(device: torch.device) -> None:

@@ -76,7 +76,7 @@ def run_plan(plan: "Plan", config: "DictConfig", plain: bool = False, out: "Cons
         ERR.print(warning, markup=False, highlight=False, soft_wrap=True, style="yellow")
     console = LastingConsole(stderr=True, force_terminal=False) if plain else ERR
     what = "examples" if plan.shard is None else f"shard {plan.shard}: examples"
-    ran = run_sweep(plan, folder, partial(track, what=what, console=console), plan.source.load)
+    ran = run_sweep(plan, folder, partial(track, what=what, console=console))
     out.print(_ran_words(ran, folder, config), markup=False, highlight=False, soft_wrap=True)
     if plan.stages:
         from semkv_bench.sweep.looks import progress_words

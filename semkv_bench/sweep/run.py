@@ -1,8 +1,9 @@
 """Running a plan: folder, resume, the loop over examples, one record per setting."""
 
+import itertools
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,18 +12,16 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from semkv_bench.config.compose import to_yaml
-from semkv_bench.engine.engine import Engine, Outcome, Request, Turn
+from semkv_bench.engine.backend import Answers, Session
+from semkv_bench.engine.outcome import Outcome
 from semkv_bench.errors import SemkvError, UsageError
-from semkv_bench.models.device import describe
-from semkv_bench.models.load import LoadedModel
 from semkv_bench.plan.plan import Plan, prompt_hash
 from semkv_bench.plan.stages import stage_number
 from semkv_bench.records.folder import RunFolder, charter_hash
 from semkv_bench.records.runs import RUNS, new_folder, one_at_a_time
-from semkv_bench.settings.setting import FULL
 from semkv_bench.sweep.looks import in_order, settle
 from semkv_bench.sweep.runaway import is_loop, is_runaway
-from semkv_bench.tasks import Example, FollowUp
+from semkv_bench.tasks import Example
 
 __all__ = ["open_run", "run_sweep"]
 
@@ -65,10 +64,8 @@ def run_sweep(
     plan: Plan,
     folder: RunFolder,
     track: Callable[[Iterable[Example], int], Iterator[Example]],
-    load: Callable[[], LoadedModel],
 ) -> int:
-    """Run what the folder lacks of the plan's share; ``track`` wraps the pending examples to show progress,
-    ``load`` gives the model.
+    """Run what the folder lacks of the plan's share; ``track`` wraps the pending examples to show progress.
 
     Returns the number of examples that were run.
     """
@@ -77,24 +74,14 @@ def run_sweep(
         pending = [example for example in plan.share if _unit(example) not in folder.done]
         if settle(plan.stages, folder) or not pending:
             return 0
-        loaded = load()
-        started = datetime.now(UTC)
-        folder.write_environment(
-            {**describe(loaded.device), "started": started.isoformat(timespec="seconds")}
-        )
-        engine = Engine(loaded, plan.engine)
-        noisy = _noise_sample(plan)
-        began, ran, unread, records = time.monotonic(), 0, 0, []
-        for example in track(in_order(plan.stages, folder, pending), len(pending)):
-            folder.refresh()
-            if _unit(example) in folder.done:
-                continue
-            if _same_answers(plan, example, records):
-                records = [{**record, "seed": example.seed} for record in records]
-            else:
-                records = _answers(plan, engine, example, alone=_unit(example) in noisy)
-            folder.append(records)
-            ran, unread = ran + 1, unread + sum(map(_is_unread, records))
+        with plan.engine.open(plan.source) as session:
+            started = datetime.now(UTC)
+            folder.write_environment({**session.describe(), "started": started.isoformat(timespec="seconds")})
+            began, ran, unread = time.monotonic(), 0, 0
+            tracked = track(in_order(plan.stages, folder, pending), len(pending))
+            for records in _recorded(plan, session, _not_done(tracked, folder)):
+                folder.append(records)
+                ran, unread = ran + 1, unread + sum(map(_is_unread, records))
         folder.write_environment(
             {
                 "finished": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -112,16 +99,42 @@ def run_sweep(
         folder.close()
 
 
+def _not_done(examples: Iterable[Example], folder: RunFolder) -> Iterator[Example]:
+    """Those that no other process has written meanwhile."""
+    for example in examples:
+        folder.refresh()
+        if _unit(example) not in folder.done:
+            yield example
+
+
+def _recorded(plan: Plan, session: Session, examples: Iterator[Example]) -> Iterator[list[dict[str, Any]]]:
+    """The records of one example after another, as many asked together as the engine wants."""
+    noisy, before, records = _noise_sample(plan), None, []
+    while batch := list(itertools.islice(examples, session.together)):
+        alike = [
+            _same_answers(plan, one, other) for one, other in zip(batch, [before, *batch[:-1]], strict=True)
+        ]
+        asked = [example for example, copied in zip(batch, alike, strict=True) if not copied]
+        alone = [_unit(example) in noisy for example in asked]
+        answers = session.answers(asked, plan.settings, plan.protocol, alone)
+        for before, copied in zip(batch, alike, strict=True):
+            if copied:
+                records = [{**record, "seed": before.seed} for record in records]
+            else:
+                records = _records(plan, session, before, next(answers))
+            yield records
+
+
 def _is_unread(record: Mapping[str, Any]) -> bool:
-    return record["quantizer"] is not None and not record["quantized_reads"] and record["kind"] != "prune"
+    return record["quantizer"] is not None and record["quantized_reads"] == 0 and record["kind"] != "prune"
 
 
-def _same_answers(plan: Plan, example: Example, before: list[dict[str, Any]]) -> bool:
-    """Would the records ``before`` come out again? So where an item was drawn twice and the seed changes nothing."""
-    if not before or not plan.repeats_alike:
+def _same_answers(plan: Plan, example: Example, before: Example | None) -> bool:
+    """Would the records of ``before`` come out again? So where an item was drawn twice and the seed changes nothing."""
+    if before is None or not plan.repeats_alike:
         return False
-    same = ("task", example.task), ("example_id", example.example_id), ("prompt_hash", prompt_hash(example))
-    return all(before[0][name] == value for name, value in same)
+    one, other = ((e.task, e.example_id, prompt_hash(e)) for e in (example, before))
+    return one == other
 
 
 def _noise_sample(plan: Plan) -> set[tuple[str, str, int]]:
@@ -133,18 +146,15 @@ def _noise_sample(plan: Plan) -> set[tuple[str, str, int]]:
     return {_unit(ordered[i * len(ordered) // count]) for i in range(count)}
 
 
-def _answers(plan: Plan, engine: Engine, example: Example, alone: bool) -> list[dict[str, Any]]:
-    """One record per setting and turn; ``alone`` adds to those of ``full`` how it fares in a batch of its own."""
-    loaded, request = engine.loaded, _request(engine.loaded, example)
-    rule, own = plan.protocol.rule, plan.protocol.own_history
-    turns = engine.converse(request, plan.settings, rule, own)
-    single = engine.run_alone(request, FULL, rule, own) if alone else [None] * len(turns)
+def _records(plan: Plan, session: Session, example: Example, answers: Answers) -> list[dict[str, Any]]:
+    """One record per setting and turn; those of ``full`` say too how it fared when it was run alone, if it was."""
+    single: Sequence[Outcome | None] = answers.alone or [None] * len(answers.turns)
     records = []
-    for number, (outcomes, lone) in enumerate(zip(turns, single, strict=True)):
+    for number, (outcomes, lone) in enumerate(zip(answers.turns, single, strict=True)):
         asked = example.at(number)
         common = {
-            "model": loaded.label,
-            "model_revision": loaded.revision,
+            "model": session.label,
+            "model_revision": session.revision,
             "protocol": plan.protocol.name,
             **plan.protocol.variant,
             "task": example.task,
@@ -158,10 +168,10 @@ def _answers(plan: Plan, engine: Engine, example: Example, alone: bool) -> list[
             "truncated": example.truncated,
             "depths": list(asked.depths),
         }
-        mine = [{**common, **_answer(plan, loaded, asked, outcome)} for outcome in outcomes]
+        mine = [{**common, **_answer(plan, asked, outcome)} for outcome in outcomes]
         if lone is not None:
             mine[0] |= {
-                "alone_score": plan.task.score(asked, _text(loaded, lone)),
+                "alone_score": plan.task.score(asked, lone.text),
                 "alone_same_tokens": lone.tokens == outcomes[0].tokens,
                 "alone_kl": lone.kl,
             }
@@ -169,32 +179,13 @@ def _answers(plan: Plan, engine: Engine, example: Example, alone: bool) -> list[
     return records
 
 
-def _request(loaded: LoadedModel, example: Example) -> Request:
-    return Request(
-        **_turn(loaded, example),
-        seed=example.seed,
-        follow_ups=tuple(Turn(**_turn(loaded, later)) for later in example.follow_ups),
-    )
-
-
-def _turn(loaded: LoadedModel, asked: Example | FollowUp) -> dict[str, Any]:
-    return {
-        "input_ids": asked.input_ids,
-        "reference_ids": asked.target_ids,
-        "max_new_tokens": asked.max_new_tokens,
-        "stop_ids": frozenset((*loaded.eos_ids, *asked.stop_token_ids)),
-        "min_new_tokens": asked.min_new_tokens,
-    }
-
-
-def _answer(plan: Plan, loaded: LoadedModel, asked: Example, outcome: Outcome) -> Mapping[str, Any]:
+def _answer(plan: Plan, asked: Example, outcome: Outcome) -> Mapping[str, Any]:
     setting = outcome.setting
     quantizes = setting.keys is not None or setting.values is not None
     fed = len(outcome.tokens) - (not outcome.ended)
     # A short answer may end before its first block is coded; then nothing could be read.
-    if quantizes and not outcome.reads and plan.protocol.rule.is_read(outcome.turn, fed):
+    if quantizes and outcome.reads == 0 and plan.protocol.rule.is_read(outcome.turn, fed):
         raise SemkvError(f"{setting.name}: attention never read a quantized token; the result is refused")
-    prediction = _text(loaded, outcome)
     return {
         "prompt_tokens": outcome.context,
         "setting": setting.name,
@@ -202,22 +193,24 @@ def _answer(plan: Plan, loaded: LoadedModel, asked: Example, outcome: Outcome) -
         "quantizer": setting.quantizer,
         **asdict(setting.storage(plan.shape.head_dim)),
         **_cache(outcome),
-        "coded_share": round(outcome.coded_share, 6),
-        "score": plan.task.score(asked, prediction),
-        "prediction": prediction,
+        "coded_share": None if outcome.coded_share is None else round(outcome.coded_share, 6),
+        "score": plan.task.score(asked, outcome.text),
+        "prediction": outcome.text,
         "new_tokens": len(outcome.tokens),
         "runaway": is_runaway(outcome.tokens, outcome.ended),
         "loop": is_loop(outcome.tokens),
         "kl": outcome.kl,
         "kl_first": outcome.kl_first,
         "top1_agreement": outcome.top1_agreement,
-        "quantized_reads": outcome.reads if quantizes else 0,
+        "quantized_reads": outcome.reads if quantizes or outcome.reads is None else 0,
         "batch_rows": outcome.batch_rows,
     }
 
 
 def _cache(outcome: Outcome) -> dict[str, Any]:
     """What the cache at the end of the answer cost, and the token-layers that it held, keys and values, by state."""
+    if outcome.stored is None:
+        return {}
     cost = outcome.setting.cost(outcome.stored)
     return {
         "cache_bits": cost.cache_bits,
@@ -226,10 +219,6 @@ def _cache(outcome: Outcome) -> dict[str, Any]:
         "cache_bytes": cost.nbytes,
         "token_layers": outcome.stored.by_state,
     }
-
-
-def _text(loaded: LoadedModel, outcome: Outcome) -> str:
-    return loaded.tokenizer.decode(outcome.tokens, skip_special_tokens=True)
 
 
 def _unit(example: Example) -> tuple[str, str, int]:

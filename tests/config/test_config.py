@@ -38,7 +38,6 @@ def test_every_shipped_choice_composes(group, choice):
         (["grid.levels=[3"], "cannot read the override 'grid.levels=[3'"),
         (["per_task=many"], "per_task: Value 'many'"),
         (["stats.margin=wide"], "stats.margin: Value 'wide'"),
-        (["engine.max_rows=x"], "engine.max_rows"),
         (["model=custom"], "model.path must be given"),
         (["seeds=3"], "seeds must be a list, for example seeds=[0]"),
         (["stats.looks=abc"], "stats.looks must be a list, for example stats.looks=[40,80,120]"),

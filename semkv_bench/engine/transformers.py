@@ -1,0 +1,95 @@
+"""The engine that simulates: a transformers model in this process, all settings as rows of one batch."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from semkv_bench.engine.backend import Answers, Backend, Session
+from semkv_bench.engine.engine import Engine
+from semkv_bench.engine.options import EngineOptions
+from semkv_bench.engine.outcome import Outcome, Request, Turn
+from semkv_bench.errors import UsageError
+from semkv_bench.models.device import describe
+from semkv_bench.models.load import LoadedModel
+from semkv_bench.protocols import Protocol
+from semkv_bench.settings.setting import FULL, Setting
+from semkv_bench.tasks import Example, FollowUp
+
+__all__ = ["TransformersBackend", "TransformersSession"]
+
+
+@dataclass(frozen=True)
+class TransformersBackend(EngineOptions, Backend):
+    """One full-precision prefill an example; every setting is simulated on it. Its keys are ``EngineOptions``."""
+
+    name: ClassVar[str] = "transformers"
+    simulates: ClassVar[bool] = True
+    # Where rows are and how they are split changes no result by more than rounding.
+    free: ClassVar[tuple[str, ...]] = ("memory_fraction", "max_rows", "prefill_chunk")
+
+    def check(self, source: Any, settings: Sequence[Setting], protocol: Protocol) -> None:
+        """See ``Backend``: vectors that a quantizer cannot code, layers that cannot be coded or pruned."""
+        shape = self.shape(source)
+        for setting in settings:
+            setting.check(shape.head_dim)
+        if not shape.quantized_layers:
+            raise UsageError(f"{source.name} has no full-attention layer to quantize")
+        if len(shape.quantized_layers) < shape.layers and any(setting.prune for setting in settings):
+            raise UsageError(
+                f"{source.name} has sliding-window layers; pruning needs full attention in all of them"
+            )
+
+    def open(self, source: Any) -> "TransformersSession":
+        """See ``Backend``."""
+        return TransformersSession(source.load(), self)
+
+
+class TransformersSession(Session):
+    """A loaded model."""
+
+    def __init__(self, loaded: LoadedModel, options: EngineOptions = EngineOptions()):
+        self.loaded = loaded
+        self.label, self.revision = loaded.label, loaded.revision
+        self.engine = Engine(loaded, options)
+
+    def describe(self) -> dict[str, Any]:
+        """See ``Session``."""
+        return describe(self.loaded.device)
+
+    def answers(
+        self,
+        examples: Sequence[Example],
+        settings: Sequence[Setting],
+        protocol: Protocol,
+        alone: Sequence[bool],
+    ) -> Iterator[Answers]:
+        """See ``Session``."""
+        rule, own = protocol.rule, protocol.own_history
+        for example, once_more in zip(examples, alone, strict=True):
+            request = self._request(example)
+            turns = self.engine.converse(request, settings, rule, own)
+            single = self.engine.run_alone(request, FULL, rule, own) if once_more else None
+            yield Answers(
+                [[self._read(outcome) for outcome in turn] for turn in turns],
+                None if single is None else [self._read(outcome) for outcome in single],
+            )
+
+    def _read(self, outcome: Outcome) -> Outcome:
+        text = self.loaded.tokenizer.decode(outcome.tokens, skip_special_tokens=True)
+        return replace(outcome, text=text)
+
+    def _request(self, example: Example) -> Request:
+        return Request(
+            **self._turn(example),
+            seed=example.seed,
+            follow_ups=tuple(Turn(**self._turn(later)) for later in example.follow_ups),
+        )
+
+    def _turn(self, asked: Example | FollowUp) -> dict[str, Any]:
+        return {
+            "input_ids": asked.input_ids,
+            "reference_ids": asked.target_ids,
+            "max_new_tokens": asked.max_new_tokens,
+            "stop_ids": frozenset((*self.loaded.eos_ids, *asked.stop_token_ids)),
+            "min_new_tokens": asked.min_new_tokens,
+        }
