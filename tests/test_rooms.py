@@ -15,6 +15,7 @@ ROOMS = (
     ("config",),
     ("records",),
     ("tasks",),
+    ("importers",),
     ("kernels",),
     ("models",),
     ("quantizers",),
