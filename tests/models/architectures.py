@@ -1,0 +1,123 @@
+"""Tiny random models of the architectures that the installed transformers has, and a tokenizer of bytes for them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+# Set where a configuration has a field of the name; sizes of all kinds of layers at once.
+_SIZES = {
+    "vocab_size": 300,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 2048,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "sliding_window": 32,
+    "sliding_window_size": 32,
+    "attention_chunk_size": 64,
+    "num_local_experts": 4,
+    "num_experts": 4,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+    "intermediate_size_mlp": 96,
+    "n_group": 1,
+    "topk_group": 1,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 300,
+    "is_decoder": True,
+}
+# Where a configuration has latent attention: its head_dim is that of the rotary part.
+_LATENT = {"num_key_value_heads": 4, "head_dim": 8, "v_head_dim": 16}
+_FULL_AND_SLIDING = {"layer_types": ["sliding_attention", "full_attention"] * 2}
+_MAMBA = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 8,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_chunk_size": 16,
+}
+
+CHANGES: Mapping[str, Mapping[str, Any]] = {
+    "bamba": {**_MAMBA, "attn_layer_indices": [1, 3]},
+    "bloom": {},
+    "codegen": {"rotary_dim": 8},
+    "falcon": {},
+    "gemma3_text": _FULL_AND_SLIDING,
+    "gptj": {"rotary_dim": 8},
+    "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": 32},
+    "granitemoehybrid": {**_MAMBA, "layer_types": ["linear_attention", "full_attention"] * 2},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "mamba_dt_rank": 4},
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "ministral": _FULL_AND_SLIDING,
+    "mistral": {"sliding_window": None},
+    "mixtral": {"sliding_window": None},
+    "phi3": {"sliding_window": 4096},
+    "qwen2": {"use_sliding_window": False},
+    "starcoder2": {"sliding_window": None},
+}
+
+
+def tiny_config(model_type: str, **changes: Any) -> Any:
+    """A configuration of ``model_type`` small enough to run in a moment."""
+    kind = CONFIG_MAPPING[model_type]
+    default = kind()
+    sizes = {name: value for name, value in _SIZES.items() if _settable(default, name)}
+    if _settable(default, "kv_lora_rank") and _settable(default, "qk_rope_head_dim"):
+        sizes |= {name: value for name, value in _LATENT.items() if _settable(default, name)}
+    return kind(**{**sizes, **CHANGES.get(model_type, {}), **changes})
+
+
+def _settable(config: Any, name: str) -> bool:
+    described = getattr(type(config), name, None)
+    if isinstance(described, property) and described.fset is None:
+        return False
+    try:
+        return hasattr(config, name)
+    except Exception:
+        return True
+
+
+def tiny_model(model_type: str, **changes: Any) -> Any:
+    """A random model of ``model_type`` in float32, its weights large enough that answers differ."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(tiny_config(model_type, **changes)).float().eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.dim() > 1 and "embed" not in name:
+                weight.mul_(4)
+    return model
+
+
+def byte_tokenizer(template: str | None = None) -> PreTrainedTokenizerFast:
+    """A tokenizer with a token for every byte, <s> 1, </s> 2 and a few more of no text."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: number for number, token in enumerate(["<pad>", "<s>", "</s>", *alphabet])}
+    inner = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=inner, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
+    )
+    tokenizer.chat_template = template
+    return tokenizer

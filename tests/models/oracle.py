@@ -1,0 +1,93 @@
+"""What a sweep should give, by the plainest means: transformers' own cache, one model call a token, codes by hand."""
+
+import copy
+from collections.abc import Sequence
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
+
+
+def coded(x: Tensor, levels: int) -> Tensor:
+    """x [..., head_dim] through affine codes of ``levels`` levels, scale and zero in float16."""
+    zero = x.amin(-1, keepdim=True).half().float()
+    scale = ((x.amax(-1, keepdim=True) - x.amin(-1, keepdim=True)) / (levels - 1)).half().float()
+    steps = ((x - zero) / scale.where(scale > 0, torch.ones_like(scale))).round().clamp(0, levels - 1)
+    return steps * scale + zero
+
+
+class Oracle:
+    """One sequence on one cache. levels: None for full precision; block: of the tail, None leaves it as it is."""
+
+    def __init__(self, model: Any, levels: int | None, block: int | None = None):
+        self.model, self.levels, self.block = model, levels, block
+        self.cache, self.length, self.done = DynamicCache(config=model.config), 0, 0
+        named = signature(type(model).forward).parameters
+        self.keyword = "cache" if "cache" in named else "past_key_values"
+
+    def feed(self, ids: Sequence[int]) -> Tensor:
+        """Logits [tokens, vocabulary] after ``ids``."""
+        with torch.no_grad():
+            found = self.model(input_ids=torch.tensor([list(ids)]), use_cache=True, **{self.keyword: self.cache})
+        self.length += len(ids)
+        return found.logits[0].float()
+
+    def code_up_to(self, end: int) -> None:
+        """Code the tokens up to ``end`` that are not coded yet, in every layer that keeps all of its tokens."""
+        for layer in self.cache.layers if self.levels is not None else ():
+            if isinstance(layer, DynamicLayer) and not layer.is_sliding and layer.keys is not None:
+                for states in (layer.keys, layer.values):
+                    if states.numel():
+                        states[:, :, self.done : end] = coded(states[:, :, self.done : end], self.levels)
+        self.done = end
+
+    def prefill(self, ids: Sequence[int]) -> None:
+        """All of a prompt but its last token, coded."""
+        self.feed(ids[:-1])
+        self.code_up_to(self.length)
+
+    def step(self, ids: Sequence[int]) -> Tensor:
+        """Logits [vocabulary] after ``ids``, fed after what is due was coded."""
+        if self.block is not None:
+            self.code_up_to(self.done + (self.length - self.done) // self.block * self.block)
+        return self.feed(ids)[-1]
+
+    def answer(self, logits: Tensor, new: int) -> list[int]:
+        """The greedy answer of ``new`` tokens that begins where ``logits`` say; its last token is not fed."""
+        tokens = [int(logits.argmax())]
+        while len(tokens) < new:
+            tokens.append(int(self.step(tokens[-1:]).argmax()))
+        return tokens
+
+    def forced(self, ids: Sequence[int], first: Tensor) -> Tensor:
+        """Log-probabilities [tokens, vocabulary] at the forced ``ids``; the cache stays as it was."""
+        aside = copy.deepcopy((self.cache, self.length, self.done))
+        logits = [first, *(self.step([token]) for token in ids[:-1])]
+        self.cache, self.length, self.done = aside
+        return torch.stack(logits).log_softmax(-1)
+
+
+def divergence(full: Tensor, other: Tensor) -> float:
+    """Mean KL(full || other) of log-probabilities [tokens, vocabulary], in nats."""
+    return float((full.exp() * (full - other)).sum(-1).mean())
+
+
+def converse(
+    model: Any, turns: Sequence[Sequence[int]], forced: Sequence[Sequence[int]], new: int, levels: int | None, block: int | None
+) -> list[tuple[list[int], Tensor]]:
+    """Answers and forced log-probabilities of every turn. block: of the tail, which is coded whole between turns."""
+    oracle, found = Oracle(model, levels, block), []
+    oracle.prefill(turns[0])
+    asked = list(turns[0][-1:])
+    for number, reference in enumerate(forced):
+        logits = oracle.step(asked)
+        log_probs = oracle.forced(reference, logits)
+        tokens = oracle.answer(logits, new)
+        found.append((tokens, log_probs))
+        if number + 1 < len(turns):
+            oracle.code_up_to(oracle.length)
+            asked = [tokens[-1], *turns[number + 1]]
+    return found
