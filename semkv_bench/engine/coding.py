@@ -56,8 +56,9 @@ class RowCoding:
         prune = self.settings[0].prune if self.rule.codes_prompt else None
         kept = length if prune is None else prune.kept(length)
         self.rows.reserve(len(self.settings), kept + room)
-        for index, (source, target) in enumerate(zip(prompt.layers, self.rows.layers, strict=True)):
-            stored = source.stored()
+        self.rows.take_states(prompt)
+        for index, target in self.rows.attending.items():
+            stored = prompt.attending[index].stored()
             views = target.take(kept, like=stored)
             ranked = partial(ranking, place=self.places.get(index, 0), scores=scores)
             for side, (states, view) in enumerate(zip(stored, views, strict=True)):
@@ -135,7 +136,7 @@ class RowCoding:
         }
         scores = {row: self._scores(row, here) for row, here in spans.items()}
         kept = dict(sizes)
-        for index, layer in enumerate(self.rows.layers):
+        for index, layer in self.rows.attending.items():
             for side in range(2):
                 with _named(index, side):
                     self._code_side(index, layer, side, spans, scores)

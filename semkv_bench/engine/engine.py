@@ -5,6 +5,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from semkv_bench.engine.coding import RowCoding
 from semkv_bench.engine.options import EngineOptions
 from semkv_bench.engine.outcome import Outcome, Request, Turn
 from semkv_bench.engine.rows import Row, RowCache, row_mask
+from semkv_bench.engine.uneven import takes_uneven_rows
 from semkv_bench.errors import SemkvError
 from semkv_bench.grid.cost import Stored
 from semkv_bench.importance import observe
@@ -98,7 +100,7 @@ class Engine:
                     observe(self.loaded, metrics, tokens=len(input_ids), seed=seed)
                 )
             for chunk in ids.split(self.options.prefill_chunk or len(input_ids), dim=1):
-                output = self._forward(self.loaded.model.base_model, chunk, self.prompt)
+                output = self._forward(self.loaded.decoder, chunk, self.prompt)
         self._hidden = output.last_hidden_state[0, -1]
         self._scores = {} if observer is None else observer.scores()
 
@@ -202,6 +204,8 @@ class Engine:
     def _along(self, questions: Sequence[list[int]], tokens: int) -> int:
         """How many of ``tokens`` forced tokens may be fed with the questions and see what single steps would see."""
         rule = self._coding.rule
+        if self.rows.recurrent:
+            return 0
         opened = [self.rows.opened(row) + len(ids) for row, ids in enumerate(questions)]
         # Where the questions' tokens are ranked by what they were fed with, forced ones must not be among it.
         if any(map(rule.due, opened)) or self._coding.notes is not None:
@@ -271,7 +275,7 @@ class Engine:
         where = self._places(starts, longest)
         self._coding.announce(tokens)
         if keep is None:
-            self._forward(self.loaded.model.base_model, ids, self.rows, **where)
+            self._forward(self.loaded.decoder, ids, self.rows, **where)
             logits = None
         else:
             logits = self._forward(self.loaded.model, ids, self.rows, logits_to_keep=keep, **where).logits
@@ -312,8 +316,8 @@ class Engine:
         return room
 
     def _rows_that_fit(self, request: Request, rule: Blocks, own_history: bool) -> int:
-        if request.follow_ups and self.loaded.model.config._attn_implementation not in ("sdpa", "eager"):
-            # Rows of different lengths need a mask of their own, which other kinds of attention do not take.
+        if request.follow_ups and not self._uneven_rows:
+            # Answers of different lengths make rows of different lengths.
             return 1
         capacity = len(request.input_ids) + self._room(request, rule, own_history)
         per_row = row_bytes(self.loaded.shape, capacity, self.loaded.dtype.itemsize)
@@ -323,6 +327,10 @@ class Engine:
         budget = self.options.memory_fraction * memory_total(self.loaded.device)
         fit = max(1, int(budget // per_row))
         return min(fit, self._row_limit or fit)
+
+    @cached_property
+    def _uneven_rows(self) -> bool:
+        return takes_uneven_rows(self.loaded)
 
     def _halve(self, rows: int) -> None:
         if rows == 1:

@@ -2,38 +2,44 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import lt
+from typing import Any
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.configuration_utils import PreTrainedConfig
 
-from semkv_bench.models.shape import layer_types
+from semkv_bench.engine.states import NoLayer, State, StateRows
+from semkv_bench.errors import UsageError
+from semkv_bench.models.layers import CacheLayer, cache_layers
 
 __all__ = ["Mark", "Row", "RowCache", "RowLayer", "row_mask"]
-
-_STORED_IN_FULL = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
 def row_mask(
     config: PreTrainedConfig, places: torch.Tensor, keys: int, dtype: torch.dtype
-) -> torch.Tensor | dict[str, torch.Tensor]:
+) -> torch.Tensor | dict[str, torch.Tensor | None]:
     """Additive attention mask [rows, 1, new, keys] for queries at ``places`` [rows, new] of rows of their own length.
 
     A query sees the keys up to its own place, and of these what the kind of attention lets it; where a model
     has layers of several kinds, a mask for each.
     """
-    text, kinds = config.get_text_config(decoder=True), sorted(set(layer_types(config)))
+    layers = {layer.kind: layer for layer in cache_layers(config)}
     key, query = torch.arange(keys, device=places.device), places[:, None, :, None]
-    masks = {}
-    for kind in kinds:
+    masks: dict[str, torch.Tensor | None] = {}
+    for kind, layer in sorted(layers.items()):
+        if not layer.attends:
+            # What keeps a state sees every token that is fed; no mask says so.
+            masks[kind] = None
+            continue
         seen = key <= query
-        if kind == "sliding_attention":
-            seen &= key > query - text.sliding_window
-        elif kind == "chunked_attention":
-            seen &= key // text.attention_chunk_size == query // text.attention_chunk_size
+        if layer.window is not None and kind == "chunked_attention":
+            seen &= key // layer.window == query // layer.window
+        elif layer.window is not None:
+            seen &= key > query - layer.window
         masks[kind] = torch.zeros(seen.shape, dtype=dtype, device=places.device)
         masks[kind].masked_fill_(~seen, torch.finfo(dtype).min)
-    return masks if len(kinds) > 1 else masks[kinds[0]]
+    return masks if len(masks) > 1 else masks[next(iter(masks))]
 
 
 @dataclass
@@ -59,11 +65,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Mark:
-    """A row's state to return to: a copy of its bookkeeping, its length, and its open tokens of every layer."""
+    """What a row returns to: copies of its bookkeeping, its length, its open tokens of every layer, and its states."""
 
     book: Row
     length: int
     opened: list[tuple[torch.Tensor, torch.Tensor]]
+    states: list[State]
 
 
 class RowLayer(CacheLayerMixin):
@@ -204,6 +211,31 @@ class RowLayer(CacheLayerMixin):
         return self.capacity
 
 
+class StatefulRowLayer(RowLayer, StateRows):
+    """A layer that attends to stored tokens and keeps a state beside them."""
+
+    def __init__(self, number_of_states: int, sliding: bool = False):
+        RowLayer.__init__(self, sliding)
+        StateRows.__init__(self, number_of_states)
+
+    def reserve_states(self, rows: int) -> None:
+        """See ``StateRows``."""
+        device, dtype = getattr(self, "device", None), getattr(self, "dtype", None)
+        StateRows.reserve_states(self, rows)
+        self.device, self.dtype = device, dtype
+
+    def lazy_initialization(self, *tokens: torch.Tensor, **states: Any) -> None:
+        """Of keys and values where these are given, else of a state."""
+        (RowLayer if tokens else StateRows).lazy_initialization(self, *tokens, **states)
+
+
+def _row_layer(layer: CacheLayer) -> RowLayer | StateRows | NoLayer:
+    sliding = layer.window is not None
+    if layer.attends:
+        return StatefulRowLayer(layer.states, sliding) if layer.states else RowLayer(sliding)
+    return StateRows(layer.states) if layer.states else NoLayer()
+
+
 class RowCache(Cache):
     """A cache of rows that begin with the same prompt and are decoded together.
 
@@ -212,37 +244,47 @@ class RowCache(Cache):
     """
 
     def __init__(self, config: PreTrainedConfig):
-        kinds = layer_types(config)
-        unknown = sorted(set(kinds) - _STORED_IN_FULL)
-        if unknown:
-            raise ValueError(f"layers of type {', '.join(unknown)} have no key-value rows")
-        super().__init__(layers=[RowLayer(sliding=kind != "full_attention") for kind in kinds])
+        super().__init__(layers=[_row_layer(layer) for layer in cache_layers(config)])
         self.book: list[Row] = []
+        self.attending = {i: layer for i, layer in enumerate(self.layers) if isinstance(layer, RowLayer)}
+        self.recurrent = {i: layer for i, layer in enumerate(self.layers) if isinstance(layer, StateRows)}
+        if not self.attending:
+            raise UsageError("no layer of the model has keys and values")
+        self._first = next(iter(self.attending.values()))
 
     @property
     def rows(self) -> list[Row]:
         """Bookkeeping of the rows in use."""
-        return self.book[: self.layers[0].rows]
+        return self.book[: self._first.rows]
 
     @property
     def lengths(self) -> list[int]:
         """Tokens stored in every row in use."""
-        return self.layers[0].lengths[: self.layers[0].rows]
+        return self._first.lengths[: self._first.rows]
 
     def opened(self, row: int) -> int:
         """Tokens of a row that may still become coded."""
-        return self.layers[0].lengths[row] - self.book[row].settled
+        return self._first.lengths[row] - self.book[row].settled
 
     def reserve(self, rows: int, capacity: int) -> None:
         """Start anew with ``rows`` rows of up to ``capacity`` tokens each."""
         self.book = [Row(index) for index in range(rows)]
-        for layer in self.layers:
+        for layer in self.attending.values():
             layer.reserve(rows, capacity, self.book)
+        for layer in self.recurrent.values():
+            layer.reserve_states(rows)
+
+    def take_states(self, prompt: "RowCache") -> None:
+        """Give every row the recurrent states that the only row of ``prompt`` has."""
+        for index, layer in self.recurrent.items():
+            layer.copy_states(prompt.recurrent[index])
 
     def rewind(self, length: int | Sequence[int]) -> None:
         """Keep the first ``length`` tokens of every row in use; or a number for each."""
-        lengths = [length] * self.layers[0].rows if isinstance(length, int) else length
-        for layer in self.layers:
+        lengths = [length] * self._first.rows if isinstance(length, int) else length
+        if self.recurrent and any(map(lt, lengths, self.lengths)):
+            raise ValueError("recurrent states cannot be rewound")
+        for layer in self.attending.values():
             layer.rewind(lengths)
 
     def drop(self, ended: Sequence[int]) -> list[int]:
@@ -250,24 +292,26 @@ class RowCache(Cache):
 
         Returns the old indices of the rows that stay, in their new order.
         """
-        return self._leave(ended, "move_row")
+        return self._leave(ended, "move_row", "move_state")
 
     def park(self, ended: Sequence[int]) -> list[int]:
         """As ``drop``, but the rows can be brought back by ``unpark``."""
-        return self._leave(ended, "swap_rows")
+        return self._leave(ended, "swap_rows", "swap_states")
 
     def unpark(self) -> None:
         """Bring all rows back that were parked, in the order that they have now."""
-        for layer in self.layers:
-            layer.rows = len(self.book)
+        self._use(len(self.book))
 
     def mark(self, lengths: Sequence[int] | None = None) -> list[Mark]:
         """The state of every row in use, its open tokens copied; with ``lengths``, as if rows ended there."""
         marks = []
         for number, (row, length) in enumerate(zip(self.rows, lengths or self.lengths, strict=True)):
             here = slice(row.settled, length)
-            opened = [tuple(side.clone() for side in layer.part(number, here)) for layer in self.layers]
-            marks.append(Mark(replace(row), length, opened))
+            opened = [
+                tuple(side.clone() for side in layer.part(number, here)) for layer in self.attending.values()
+            ]
+            states = [layer.row_state(number) for layer in self.recurrent.values()]
+            marks.append(Mark(replace(row), length, opened, states))
         return marks
 
     def return_to(self, marks: Sequence[Mark]) -> None:
@@ -276,29 +320,38 @@ class RowCache(Cache):
         for number, row in enumerate(self.rows):
             mark = found[row.index]
             here = slice(mark.book.settled, mark.length)
-            for layer, opened in zip(self.layers, mark.opened, strict=True):
+            for layer, opened in zip(self.attending.values(), mark.opened, strict=True):
                 layer.lengths[number] = mark.length
                 for side, before in zip(layer.part(number, here), opened, strict=True):
                     side.copy_(before)
+            for layer, state in zip(self.recurrent.values(), mark.states, strict=True):
+                layer.set_row_state(number, state)
             vars(row).update(vars(mark.book))
 
-    def _leave(self, ended: Sequence[int], how: str) -> list[int]:
-        order = list(range(self.layers[0].rows))
+    def _use(self, rows: int) -> None:
+        for layer in self.attending.values():
+            layer.rows = rows
+        for layer in self.recurrent.values():
+            layer.state_rows = rows
+
+    def _leave(self, ended: Sequence[int], how: str, how_states: str) -> list[int]:
+        order = list(range(self._first.rows))
         for row in sorted(ended, reverse=True):
             last = len(order) - 1
             if row != last:
-                for layer in self.layers:
+                for layer in self.attending.values():
                     getattr(layer, how)(last, row)
+                for layer in self.recurrent.values():
+                    getattr(layer, how_states)(last, row)
                 self.book[row], self.book[last] = self.book[last], self.book[row]
                 order[row] = order[last]
             order.pop()
-            for layer in self.layers:
-                layer.rows = last
+            self._use(last)
         return order
 
     @property
     def nbytes(self) -> int:
         """Bytes of the allocated buffers."""
-        return sum(
-            t.nbytes for layer in self.layers if layer.is_initialized for t in (layer.keys, layer.values)
-        )
+        attending = (layer for layer in self.attending.values() if layer.is_initialized)
+        tokens = sum(side.nbytes for layer in attending for side in (layer.keys, layer.values))
+        return tokens + sum(layer.state_nbytes for layer in self.recurrent.values())

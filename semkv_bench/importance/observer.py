@@ -22,7 +22,7 @@ def observe(
     seed: int = 0,
     logits_dtype: torch.dtype | None = None,
 ) -> "Observer":
-    """Context in which forward calls of ``loaded.model.base_model`` are scored; the cache they fill is not touched.
+    """Context in which forward calls of ``loaded.decoder`` are scored; the cache they fill is not touched.
 
         with observe(loaded, ["key_norm", "surprisal"], tokens=len(ids)) as observer:
             ...  # one prompt from its first token on, in one or several forward calls
@@ -59,9 +59,7 @@ class Observer:
 
     def __enter__(self) -> "Observer":
         with ExitStack() as stack:
-            hook = self._prompt.loaded.model.base_model.register_forward_pre_hook(
-                self._begin_call, with_kwargs=True
-            )
+            hook = self._prompt.loaded.decoder.register_forward_pre_hook(self._begin_call, with_kwargs=True)
             stack.callback(hook.remove)
             for source, recorders in self._by_source().items():
                 stack.enter_context(source(self._prompt.loaded, _all_hear(recorders)))

@@ -77,7 +77,7 @@ def watch_output(loaded: LoadedModel, hear: Callable[[Tensor], None], batch: boo
 
     batch: of all rows, [rows, new, hidden], and not of the first.
     """
-    handle = loaded.model.base_model.register_forward_hook(
+    handle = loaded.decoder.register_forward_hook(
         lambda module, args, output: hear(output[0] if batch else output[0][0])
     )
     try:
@@ -98,7 +98,7 @@ def watch_attention(
     Raises:
         UsageError: the attention implementation is neither ``sdpa`` nor ``eager``.
     """
-    decoder = loaded.model.get_decoder()
+    decoder = loaded.decoder
     original = decoder.config._attn_implementation
     if original not in ("sdpa", "eager"):
         raise UsageError(
@@ -165,7 +165,7 @@ def _reporting(original: str) -> Callable[..., Any]:
 
 
 def _decoder_layers(loaded: LoadedModel) -> nn.ModuleList:
-    layers = getattr(loaded.model.get_decoder(), "layers", None)
+    layers = getattr(loaded.decoder, "layers", None)
     if layers is None:
         raise UsageError(
             f"importance metrics of hidden states do not know where {type(loaded.model).__name__} keeps its layers"

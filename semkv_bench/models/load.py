@@ -25,6 +25,12 @@ from transformers.utils import logging as transformers_logging
 
 from semkv_bench.errors import MissingError, SemkvError, UsageError
 from semkv_bench.files import cache_dir
+from semkv_bench.models.architecture import (
+    check_architecture,
+    check_attention,
+    decoder_of,
+    supported_attention,
+)
 from semkv_bench.models.device_map import check_device_map, check_devices_present, check_modules, input_device
 from semkv_bench.models.hub import hub_reachable
 from semkv_bench.models.shape import ModelShape
@@ -63,6 +69,11 @@ class LoadedModel:
         return () if eos is None else tuple(eos) if isinstance(eos, (list, tuple)) else (int(eos),)
 
     @cached_property
+    def decoder(self) -> Any:
+        """What turns token ids into hidden states: the model without its head."""
+        return decoder_of(self.model)
+
+    @cached_property
     def cache_keyword(self) -> str:
         """Name of the forward argument that takes the cache; it changed between transformers releases."""
         return "cache" if "cache" in signature(type(self.model).forward).parameters else "past_key_values"
@@ -84,7 +95,7 @@ class PretrainedModel:
 
     ``dtype`` is ``auto`` (as stored) or a torch type name; ``device_map`` is passed to transformers: ``null``
     puts the model on the GPU where there is one, else on the CPU; ``auto`` spreads a model that is larger than
-    one GPU over all of them, then the CPU.
+    one GPU over all of them, then the CPU. ``attention``: null takes SDPA where the class has it, else eager.
     """
 
     path: str | None
@@ -92,14 +103,14 @@ class PretrainedModel:
     revision: str | None = None
     dtype: str = "auto"
     device_map: Any = None
-    attention: str = "sdpa"
+    attention: str | None = None
 
     def __post_init__(self) -> None:
         if not self.path:
             raise UsageError("model.path is not given: name a hub model, a local folder or a GGUF file")
         if self.dtype not in _DTYPES:
             raise UsageError(f"model.dtype={self.dtype} is not one of {', '.join(_DTYPES)}")
-        if self.attention not in _ATTENTION:
+        if self.attention is not None and self.attention not in _ATTENTION:
             raise UsageError(f"model.attention={self.attention} is not one of {', '.join(_ATTENTION)}")
         check_device_map(self.device_map)
 
@@ -113,8 +124,15 @@ class PretrainedModel:
         return path.stem if path.is_file() else path.name
 
     def shape(self) -> ModelShape:
-        """Cache shape, from the configuration alone."""
-        return ModelShape.of(self.config())
+        """Cache shape, from the configuration alone.
+
+        Raises:
+            UsageError: a model of this kind cannot be swept.
+        """
+        config = self.config()
+        check_architecture(config, self.name)
+        check_attention(config, self.attention)
+        return ModelShape.of(config)
 
     def config(self) -> Any:
         """The transformers configuration."""
@@ -147,7 +165,7 @@ class PretrainedModel:
                 **self._location(),
                 dtype=self.dtype,
                 device_map=_default_device() if self.device_map is None else self.device_map,
-                attn_implementation=self.attention,
+                attn_implementation=supported_attention(self.config(), self.attention),
             )
         model.eval()
         revision = getattr(model.config, "_commit_hash", None) or self.revision

@@ -6,23 +6,14 @@ from typing import Any
 from transformers.configuration_utils import PreTrainedConfig
 
 from semkv_bench.grid.cost import LayerShape, SideShape
+from semkv_bench.models.layers import cache_layers, max_positions
 
-__all__ = ["ModelShape", "full_attention_layers", "layer_types"]
-
-
-def layer_types(config: PreTrainedConfig) -> tuple[str, ...]:
-    """Attention type of every decoder layer, ``full_attention`` where the configuration names none."""
-    text = config.get_text_config(decoder=True)
-    named = getattr(text, "layer_types", None)
-    if named is not None:
-        return tuple(named)
-    window = getattr(text, "sliding_window", None) is not None and getattr(text, "use_sliding_window", True)
-    return ("sliding_attention" if window else "full_attention",) * text.num_hidden_layers
+__all__ = ["ModelShape", "full_attention_layers"]
 
 
 def full_attention_layers(config: PreTrainedConfig) -> tuple[int, ...]:
     """Indices of the layers whose cache grows with the prompt and is quantized."""
-    return tuple(i for i, kind in enumerate(layer_types(config)) if kind == "full_attention")
+    return tuple(i for i, layer in enumerate(cache_layers(config)) if layer.stores_all)
 
 
 @dataclass(frozen=True)
@@ -47,9 +38,9 @@ class ModelShape:
         text = config.get_text_config(decoder=True)
         head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
         return cls(
-            layers=len(layer_types(config)),
+            layers=len(cache_layers(config)),
             quantized_layers=full_attention_layers(config),
             kv_heads=getattr(text, "num_key_value_heads", None) or text.num_attention_heads,
             head_dim=head_dim,
-            max_positions=getattr(text, "max_position_embeddings", None),
+            max_positions=max_positions(config),
         )

@@ -14,6 +14,7 @@ from transformers.configuration_utils import PreTrainedConfig
 
 from semkv_bench.errors import UsageError
 from semkv_bench.kernels import PackedLayout, PackedVectors
+from semkv_bench.models.architecture import decoder_of
 from semkv_bench.models.shape import ModelShape, full_attention_layers
 from semkv_bench.packed.coding import check_packable
 from semkv_bench.packed.layer import PackedLayer, Plan
@@ -152,7 +153,7 @@ class SemKVCache(Cache):
         keyword = "cache" if "cache" in named else "past_key_values"
         self._disarm()
         try:
-            model.base_model(use_cache=True, **inputs, **{keyword: self})
+            decoder_of(model)(use_cache=True, **inputs, **{keyword: self})
         finally:
             self.plan.padding = None
         self._code_due()

@@ -3,7 +3,8 @@ import torch
 from transformers import DynamicCache, LlamaConfig
 
 from semkv_bench.engine.rows import RowCache, row_mask
-from semkv_bench.models.shape import full_attention_layers, layer_types
+from semkv_bench.models.layers import cache_layers
+from semkv_bench.models.shape import full_attention_layers
 
 
 def _poison(cache: RowCache) -> None:
@@ -142,7 +143,7 @@ def test_overflow_is_refused(tiny_llama):
 
 
 def test_only_full_attention_layers_are_quantized(tiny):
-    kinds = layer_types(tiny.model.config)
+    kinds = [layer.kind for layer in cache_layers(tiny.model.config)]
     expected = (1,) if tiny.label.startswith("tiny-gemma3") else (0, 1, 2)
     assert full_attention_layers(tiny.model.config) == expected
     assert len(kinds) == 3

@@ -31,7 +31,9 @@ class Oracle:
     def feed(self, ids: Sequence[int]) -> Tensor:
         """Logits [tokens, vocabulary] after ``ids``."""
         with torch.no_grad():
-            found = self.model(input_ids=torch.tensor([list(ids)]), use_cache=True, **{self.keyword: self.cache})
+            found = self.model(
+                input_ids=torch.tensor([list(ids)]), use_cache=True, **{self.keyword: self.cache}
+            )
         self.length += len(ids)
         return found.logits[0].float()
 
@@ -76,7 +78,12 @@ def divergence(full: Tensor, other: Tensor) -> float:
 
 
 def converse(
-    model: Any, turns: Sequence[Sequence[int]], forced: Sequence[Sequence[int]], new: int, levels: int | None, block: int | None
+    model: Any,
+    turns: Sequence[Sequence[int]],
+    forced: Sequence[Sequence[int]],
+    new: int,
+    levels: int | None,
+    block: int | None,
 ) -> list[tuple[list[int], Tensor]]:
     """Answers and forced log-probabilities of every turn. block: of the tail, which is coded whole between turns."""
     oracle, found = Oracle(model, levels, block), []
