@@ -21,6 +21,7 @@ from semkv_bench.report.command import run_report
 from semkv_bench.report.files import write_all
 from semkv_bench.settings.setting import FULL, GridOnly
 from semkv_bench.settings.storage import cache_bytes
+from semkv_bench.stats.result import Report, plain
 
 __all__ = ["Chosen", "choose_levels", "run_recipe"]
 
@@ -38,20 +39,20 @@ class Chosen:
     control: int
 
 
-def choose_levels(result: dict[str, Any], levels: dict[str, int]) -> Chosen:
+def choose_levels(result: Report, levels: dict[str, int]) -> Chosen:
     """The two grid points just above the cliff of a uniform report; ``levels`` maps its settings to level counts.
 
     Raises:
         CheckFailed: no cliff was located, or only one grid point holds.
     """
-    cliff = result["cliff"]
-    if cliff["status"] != "located":
+    cliff = result.cliff
+    if cliff.status != "located":
         raise CheckFailed(
-            f"the uniform sweep did not locate a cliff (status {cliff['status']}), so there is nothing to build on; "
+            f"the uniform sweep did not locate a cliff (status {cliff.status}), so there is nothing to build on; "
             "see its report: more examples (per_task, seeds) or other grid.levels may settle it"
         )
     grid = sorted(levels.values())
-    low, control = levels[cliff["upper_setting"]], levels[cliff["lower_setting"]]
+    low, control = levels[cliff.upper_setting], levels[cliff.lower_setting]
     above = [count for count in grid if count > low]
     if not above:
         raise CheckFailed(
@@ -157,16 +158,16 @@ def _mixed_config(config: DictConfig, chosen: Chosen) -> DictConfig:
     return changed
 
 
-def _summary(plan: Plan, result: dict[str, Any], chosen: Chosen, contexts: list[int]) -> dict[str, Any]:
-    point = result["operating_point"]
-    setting = next((s for s in plan.settings if point is not None and s.name == point["setting"]), None)
+def _summary(plan: Plan, result: Report, chosen: Chosen, contexts: list[int]) -> dict[str, Any]:
+    point = result.operating_point
+    setting = next((s for s in plan.settings if point is not None and s.name == point.setting), None)
     sizes = {} if setting is None else {str(n): cache_bytes(setting, plan.shape, n) for n in contexts}
     return {
         "model": plan.source.name,
         "high": chosen.high,
         "low": chosen.low,
         "control": chosen.control,
-        "operating_point": point,
+        "operating_point": point and plain(point),
         "cache_bytes": sizes,
         "full_bytes": {str(n): cache_bytes(FULL, plan.shape, n) for n in contexts},
     }

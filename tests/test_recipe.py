@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -14,8 +15,9 @@ from semkv_bench.records.runs import newest_run
 LEVELS = {f"affine-L{n}": n for n in (16, 8, 6, 5, 4)}
 
 
-def _report(status, upper=None, lower=None) -> dict:
-    return {"cliff": {"status": status, "upper_setting": upper, "lower_setting": lower}}
+def _report(status, upper=None, lower=None) -> SimpleNamespace:
+    """As much of a report as choosing levels reads."""
+    return SimpleNamespace(cliff=SimpleNamespace(status=status, upper_setting=upper, lower_setting=lower))
 
 
 def test_the_two_points_just_above_the_cliff():

@@ -14,6 +14,7 @@ from semkv_bench.errors import MissingError, SemkvError, UsageError
 from semkv_bench.models.shape import ModelShape
 from semkv_bench.records.schema import REFERENCE
 from semkv_bench.stats import StatsOptions, analyze
+from semkv_bench.stats.result import OperatingPoint
 
 __all__ = ["Snapshot", "from_run", "planned_identity", "read_baseline", "settle", "write_baseline"]
 
@@ -90,9 +91,9 @@ def from_run(
     """
     options = StatsOptions(**charter["stats"])
     report = analyze(frame, options, chance=charter["chance"], preregistered=True)
-    rows = {row["setting"]: row for row in report["settings"]}
+    rows = {row.setting: row for row in report.settings}
     kept = ("kind", "quantizer", *_BITS, "verdict")
-    settings = {name: {key: rows[name][key] for key in kept} for name in rows}
+    settings = {name: {key: getattr(rows[name], key) for key in kept} for name in rows}
     frame = frame.sort_values([*_UNIT, "setting"], ignore_index=True)
     reference = frame[frame["setting"] == REFERENCE]
     units = [(str(t), str(e), int(s), int(n)) for t, e, s, n in reference[_UNIT].itertuples(index=False)]
@@ -113,8 +114,8 @@ def from_run(
         },
         environment=_versions(environment),
         settings=settings,
-        cliff={k: report["cliff"][k] for k in ("status", "lower_bits", "upper_bits")},
-        operating_point=_point(report["operating_point"]),
+        cliff={k: getattr(report.cliff, k) for k in ("status", "lower_bits", "upper_bits")},
+        operating_point=_point(report.operating_point),
         units=units,
         prompts=[str(text) for text in reference["prompt_hash"]],
         measures={name: _table(frame, name, units, list(settings)) for name in _MEASURES},
@@ -203,8 +204,8 @@ def _versions(environment: Mapping[str, Any]) -> dict[str, Any]:
     return {**known, **{name: packages.get(name) for name in _VERSIONS}}
 
 
-def _point(point: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    return None if point is None else {name: point[name] for name in ("setting", *_BITS)}
+def _point(point: OperatingPoint | None) -> dict[str, Any] | None:
+    return None if point is None else {name: getattr(point, name) for name in ("setting", *_BITS)}
 
 
 def _table(frame: pd.DataFrame, name: str, units: list, settings: list[str]) -> np.ndarray:

@@ -1,10 +1,10 @@
-"""Parts of a report.json object by name; fields beyond schema 1 are used where they are there."""
+"""Parts of a report by name."""
 
 from semkv_bench.report.formatting import family, known
+from semkv_bench.stats.result import Cliff, Report, SettingResult
 
 __all__ = [
     "above_margin",
-    "allocation_of",
     "cliff_grid",
     "cliffs_of",
     "compared_settings",
@@ -21,113 +21,108 @@ __all__ = [
 _KIND_ORDER = {"full": 0, "uniform": 1, "mixed": 2, "prune": 3}
 
 
-def sample_noun(report: dict) -> str:
+def sample_noun(report: Report) -> str:
     """What sample sizes count: ``example``, or ``cluster`` where an example has several seeds or turns."""
-    return "example" if report["n_examples"] == report["n_clusters"] else "cluster"
+    return "example" if report.n_examples == report.n_clusters else "cluster"
 
 
-def above_margin(report: dict, row: dict) -> bool:
+def above_margin(report: Report, row: SettingResult) -> bool:
     """Is a setting undecided because it scores above full by more than the margin? No sample size settles that."""
-    undecided = row["verdict"] == "inconclusive" and not known(row["n_needed"])
-    return undecided and known(row["diff"]) and row["diff"] >= report["margin"]
+    undecided = row.verdict == "inconclusive" and not known(row.n_needed)
+    return undecided and known(row.diff) and row.diff >= report.margin
 
 
-def reference_row(report: dict) -> dict | None:
+def reference_row(report: Report) -> SettingResult | None:
     """The row of the reference itself."""
-    return next((row for row in report["settings"] if row["setting"] == report["reference"]), None)
+    return next((row for row in report.settings if row.setting == report.reference), None)
 
 
-def ordered_settings(report: dict) -> list[dict]:
+def ordered_settings(report: Report) -> list[SettingResult]:
     """Settings in reading order: reference, each quantizer's grid from many bits to few, mixed, prune."""
 
-    def key(row: dict) -> tuple:
-        bits = row["code_bits"] if known(row["code_bits"]) else row["effective_bits"]
+    def key(row: SettingResult) -> tuple:
+        bits = row.code_bits if known(row.code_bits) else row.effective_bits
         descending = -(bits if known(bits) else 0.0)
         return (
-            row["setting"] != report["reference"],
-            _KIND_ORDER[row["kind"]],
+            row.setting != report.reference,
+            _KIND_ORDER[row.kind],
             quantizer_of(row) or "",
             descending,
-            row["setting"],
+            row.setting,
         )
 
-    return sorted(report["settings"], key=key)
+    return sorted(report.settings, key=key)
 
 
-def compared_settings(report: dict) -> list[dict]:
+def compared_settings(report: Report) -> list[SettingResult]:
     """``ordered_settings`` without the reference."""
-    return [row for row in ordered_settings(report) if row["setting"] != report["reference"]]
+    return [row for row in ordered_settings(report) if row.setting != report.reference]
 
 
-def tested_settings(report: dict) -> list[dict]:
+def tested_settings(report: Report) -> list[SettingResult]:
     """The settings that take bits away: without the reference and its repeats."""
-    return [row for row in compared_settings(report) if row["kind"] != "full"]
+    return [row for row in compared_settings(report) if row.kind != "full"]
 
 
-def repeats_of_reference(report: dict) -> list[dict]:
+def repeats_of_reference(report: Report) -> list[SettingResult]:
     """Further runs of full precision, which show the noise of the measurement itself."""
-    return [row for row in compared_settings(report) if row["kind"] == "full"]
+    return [row for row in compared_settings(report) if row.kind == "full"]
 
 
-def quantizer_of(row: dict) -> str | None:
+def quantizer_of(row: SettingResult) -> str | None:
     """The quantizer of a setting, as recorded or else as its name says."""
-    return row.get("quantizer") or family(row["setting"])
+    return row.quantizer or family(row.setting)
 
 
-def allocation_of(row: dict) -> dict | None:
-    """Levels and fraction, or share kept, and metric of a mixed or pruned setting; None where not known."""
-    return row.get("allocation")
-
-
-def metric_of(row: dict) -> str | None:
+def metric_of(row: SettingResult) -> str | None:
     """The importance metric of a mixed or pruned setting, where it is known."""
-    return (allocation_of(row) or {}).get("metric")
+    return row.allocation and row.allocation.metric
 
 
-def cliffs_of(report: dict) -> list[tuple[str | None, dict]]:
+def cliffs_of(report: Report) -> list[tuple[str | None, Cliff]]:
     """Quantizer and cliff of every grid, the report's own ``cliff`` first; no name where there is but one."""
-    main = report["cliff"].get("quantizer")
-    others = [(name, cliff) for name, cliff in (report.get("cliffs") or {}).items() if name != (main or "")]
+    main = report.cliff.quantizer
+    others = [(name, cliff) for name, cliff in (report.cliffs or {}).items() if name != (main or "")]
     if not others:
-        return [(None, report["cliff"])]
-    return [(main, report["cliff"]), *((name or None, cliff) for name, cliff in sorted(others))]
+        return [(None, report.cliff)]
+    return [(main, report.cliff), *((name or None, cliff) for name, cliff in sorted(others))]
 
 
-def cliff_grid(report: dict, quantizer: str | None) -> list[dict]:
+def cliff_grid(report: Report, quantizer: str | None) -> list[SettingResult]:
     """The uniform settings that a cliff of ``cliffs_of`` was looked for in."""
-    grid = [row for row in report["settings"] if row["kind"] == "uniform"]
+    grid = [row for row in report.settings if row.kind == "uniform"]
     if len(cliffs_of(report)) == 1:
         return grid
-    return [row for row in grid if row.get("quantizer") == quantizer]
+    return [row for row in grid if row.quantizer == quantizer]
 
 
-def telling_settings(report: dict) -> list[str]:
+def telling_settings(report: Report) -> list[str]:
     """Tested settings, those that tell most first: the operating point, the cliff's ends, what is undecided there.
 
     The rest follow by their distance from the cliff; where there is none, from what is undecided, or else from
     the highest grid point that collapses.
     """
     cliffs = [cliff for _, cliff in cliffs_of(report)]
-    point = report["operating_point"]
-    grid = [row for row in report["settings"] if row["kind"] == "uniform" and known(row["code_bits"])]
-    undecided = [row for row in grid if row["verdict"] == "inconclusive"]
-    lost = [row["code_bits"] for row in grid if row["verdict"] == "degraded"]
-    ends = [cliffs[0][f"{side}_bits"] for side in ("upper", "lower")]
+    point = report.operating_point
+    grid = [row for row in report.settings if row.kind == "uniform" and known(row.code_bits)]
+    undecided = [row for row in grid if row.verdict == "inconclusive"]
+    lost = [row.code_bits for row in grid if row.verdict == "degraded"]
+    ends = [getattr(cliffs[0], f"{side}_bits") for side in ("upper", "lower")]
     around = (
         [end for end in ends if known(end)]
-        or [row["code_bits"] for row in undecided]
+        or [row.code_bits for row in undecided]
         or [max(lost, default=2.0)]
     )
     centre = sum(around) / len(around)
     ranks = [
-        [point["setting"] if point else None],
-        *([cliff["upper_setting"], cliff["lower_setting"]] for cliff in cliffs),
-        [row["setting"] for row in undecided],
+        [point.setting if point else None],
+        *([cliff.upper_setting, cliff.lower_setting] for cliff in cliffs),
+        [row.setting for row in undecided],
     ]
 
-    def key(row: dict):
-        rank = next((number for number, names in enumerate(ranks) if row["setting"] in names), len(ranks))
-        bits = row["code_bits"] if known(row["code_bits"]) else 16.0
-        return (rank, row["kind"] != "uniform", abs(bits - centre), row["setting"])
+    def key(row: SettingResult):
+        rank = next((number for number, names in enumerate(ranks) if row.setting in names), len(ranks))
+        bits = row.code_bits if known(row.code_bits) else 16.0
+        return (rank, row.kind != "uniform", abs(bits - centre), row.setting)
 
-    return [row["setting"] for row in sorted(tested_settings(report), key=key)]
+    return [row.setting for row in sorted(tested_settings(report), key=key)]

@@ -19,6 +19,7 @@ from semkv_bench.records.foreign import read_records
 from semkv_bench.records.runs import RUNS, newest_run
 from semkv_bench.report.standing import Standing, last_look
 from semkv_bench.stats import StatsOptions, analyze
+from semkv_bench.stats.result import Batching, Report
 
 __all__ = ["analysed_run", "check_out", "given_options", "make_report", "portable", "run_report"]
 
@@ -31,6 +32,8 @@ class _Source:
     chance: dict[str, float]
     context: dict[str, Any]
     out: Path
+    own: bool = False
+    planned: int | None = None
     standing: Standing | None = None
 
 
@@ -51,16 +54,14 @@ def make_report(config: DictConfig, changed: Collection[str], console: Console) 
     return source.out
 
 
-def run_report(path: Path, console: Console) -> tuple[dict[str, Any], Path]:
+def run_report(path: Path, console: Console) -> tuple[Report, Path]:
     """Report of a run folder with the statistics of its protocol, written into it; the report and the folder."""
     source = _of_run(path, {})
     return _write_and_show(source, console), source.out
 
 
-def _write_and_show(source: _Source, console: Console) -> dict[str, Any]:
+def _write_and_show(source: _Source, console: Console) -> Report:
     result = _analysed(source)
-    if "protocol" in source.context:
-        result["batching"] = _batching_noise(source.frame)
     written = report.write(result, source.frame, source.context, source.out)
     report.show(result, source.context, console)
     where = f"\nreport: {written.get('report.html', source.out)}"
@@ -68,20 +69,26 @@ def _write_and_show(source: _Source, console: Console) -> dict[str, Any]:
     return result
 
 
-def analysed_run(path: Path, given: dict[str, Any]) -> tuple[dict[str, Any], int]:
-    """Statistics of a run folder, with the options ``given`` in place of its own, and its planned examples."""
-    source = _of_run(path, given)
-    return _analysed(source), source.context["planned_examples"]
+def analysed_run(path: Path, given: dict[str, Any]) -> Report:
+    """Statistics of a run folder, with the options ``given`` in place of its own."""
+    return _analysed(_of_run(path, given))
 
 
-def _analysed(source: _Source) -> dict[str, Any]:
-    look = None if source.standing is None else source.standing.look
+def _analysed(source: _Source) -> Report:
+    standing = source.standing
     result = analyze(
-        source.frame, source.options, chance=source.chance, preregistered=source.preregistered, look=look
+        source.frame,
+        source.options,
+        chance=source.chance,
+        preregistered=source.preregistered,
+        look=standing and standing.look,
     )
-    if source.standing is not None:
-        result["sequential"] |= source.standing.facts
-    return result
+    return replace(
+        result,
+        planned_examples=source.planned,
+        batching=_batching_noise(source.frame) if source.own else None,
+        sequential=standing.described(result.sequential) if standing else None,
+    )
 
 
 def _own(config: DictConfig, changed: Collection[str]) -> _Source:
@@ -135,10 +142,10 @@ def _of_run(path: Path, given: dict[str, Any]) -> _Source:
         "environment": _environment(read_sessions(path)),
         "prompts": charter["prompts"],
         "seeds": charter["seeds"],
-        "planned_examples": charter["examples"]["count"] if standing is None else standing.complete_at,
     }
+    planned = charter["examples"]["count"] if standing is None else standing.complete_at
     as_fixed = all(getattr(options, name) == getattr(fixed, name) for name in ("margin", "alpha", "average"))
-    return _Source(frame, options, as_fixed, charter["chance"], context, path, standing)
+    return _Source(frame, options, as_fixed, charter["chance"], context, path, True, planned, standing)
 
 
 def _foreign(config: DictConfig) -> _Source:
@@ -173,21 +180,20 @@ def _portable_values(tree: Any) -> Any:
     return tree
 
 
-def _batching_noise(frame: pd.DataFrame) -> dict[str, Any] | None:
+def _batching_noise(frame: pd.DataFrame) -> Batching | None:
     """How ``full`` in a batch of its own compares with ``full`` among the other settings, where that was measured."""
     if "alone_score" not in frame:
         return None
     measured = frame[frame["alone_score"].notna()].sort_values(["task", "example_id", "seed"])
     if measured.empty:
         return None
-    return {
-        "examples": len(measured),
-        "same_tokens": int(measured["alone_same_tokens"].astype(bool).sum()),
-        "kl": float(measured["alone_kl"].astype(float).mean())
-        if measured["alone_kl"].notna().any()
-        else None,
-        "diff": float((measured["alone_score"].astype(float) - measured["score"]).mean()),
-    }
+    divergence = measured["alone_kl"].astype(float)
+    return Batching(
+        examples=len(measured),
+        same_tokens=int(measured["alone_same_tokens"].astype(bool).sum()),
+        kl=float(divergence.mean()) if divergence.notna().any() else None,
+        diff=float((measured["alone_score"].astype(float) - measured["score"]).mean()),
+    )
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from semkv_bench.report.formatting import (
     signed_interval,
 )
 from semkv_bench.report.verdict import interval_words
+from semkv_bench.stats.result import Cliff, Report, RunawayDetector
 
 __all__ = [
     "Card",
@@ -74,57 +75,58 @@ class Sample:
     predictions: tuple[Prediction, ...]
 
 
-def cards(report: dict) -> list[Card]:
+def cards(report: Report) -> list[Card]:
     """The key numbers of ``report`` in reading order."""
     reference = reference_row(report)
     made = [_cliff_card(report, *cliffs_of(report)[0]), _point_card(report)]
     if reference is not None:
-        note = f"interval {interval(reference['score_ci'])}, scale 0 to 1"
-        made.append(Card("Full-precision score", fixed(reference["score"]), note))
-    evidence = f"{plural(report['n_clusters'], 'cluster')}, {plural(len(report['tasks']), 'task')}"
-    turns = report.get("n_turns") or 1
+        note = f"interval {interval(reference.score_ci)}, scale 0 to 1"
+        made.append(Card("Full-precision score", fixed(reference.score), note))
+    evidence = f"{plural(report.n_clusters, 'cluster')}, {plural(len(report.tasks), 'task')}"
+    turns = report.n_turns
     if turns > 1:
         evidence += f", up to {turns} turns each"
     what = "Paired examples" if sample_noun(report) == "example" else "Paired answers"
-    made.append(Card(what, count(report["n_examples"]), evidence))
-    when = "fixed before the run" if report["preregistered"] else "not known to be fixed before the run"
-    made.append(Card("Margin", f"{report['margin']:g}", f"{when}; alpha {report['alpha']:g}"))
+    made.append(Card(what, count(report.n_examples), evidence))
+    when = "fixed before the run" if report.preregistered else "not known to be fixed before the run"
+    made.append(Card("Margin", f"{report.margin:g}", f"{when}; alpha {report.alpha:g}"))
     return made
 
 
-def _cliff_card(report: dict, quantizer: str | None, cliff: dict) -> Card:
+def _cliff_card(report: Report, quantizer: str | None, cliff: Cliff) -> Card:
     title = f"Cliff of {clean(quantizer)}, code bits" if quantizer else "Cliff, code bits"
-    if cliff["status"] == "located":
-        value = interval_words(cliff["lower_bits"], cliff["upper_bits"])
-        ends = [grid_point(cliff[f"{end}_setting"], cliff[f"{end}_bits"], "") for end in ("lower", "upper")]
+    if cliff.status == "located":
+        value = interval_words(cliff.lower_bits, cliff.upper_bits)
+        ends = [
+            grid_point(getattr(cliff, f"{end}_setting"), getattr(cliff, f"{end}_bits"), "")
+            for end in ("lower", "upper")
+        ]
         note = f"collapses at {ends[0]}, holds at {ends[1]}"
     else:
         value, note = {
             "above_grid": ("above the grid", "the most bits tested already lose quality"),
             "below_grid": ("below the grid", "the fewest bits tested show no loss"),
             "undetermined": ("not determined", "the evidence does not settle where it is"),
-        }[cliff["status"]]
+        }[cliff.status]
         if not cliff_grid(report, quantizer):
             note = "no uniform setting was run, so there is no grid to look in"
-    if known(cliff["probability"]):
-        note += f"; bootstrap probability {fixed(cliff['probability'], 2)}"
+    if known(cliff.probability):
+        note += f"; bootstrap probability {fixed(cliff.probability, 2)}"
     return Card(title, value, note)
 
 
-def _point_card(report: dict) -> Card:
-    point = report["operating_point"]
+def _point_card(report: Report) -> Card:
+    point = report.operating_point
     if point is None:
         return Card("Cheapest safe cache", "none", "no setting is shown to be equivalent to full")
-    if not known(point["effective_bits"]):
-        return Card(
-            "Cheapest safe cache", clean(point["setting"]), f"{bits_text(point['code_bits'])} code bits"
-        )
-    smaller = f"{ratio(point['compression'], 1)} smaller"
-    note = f"{effective_text(point['effective_bits'])} effective bits per value, {smaller}"
-    return Card("Cheapest safe cache", clean(point["setting"]), note)
+    if not known(point.effective_bits):
+        return Card("Cheapest safe cache", clean(point.setting), f"{bits_text(point.code_bits)} code bits")
+    smaller = f"{ratio(point.compression, 1)} smaller"
+    note = f"{effective_text(point.effective_bits)} effective bits per value, {smaller}"
+    return Card("Cheapest safe cache", clean(point.setting), note)
 
 
-def samples(report: dict, frame: pd.DataFrame, most: int = 6) -> list[Sample]:
+def samples(report: Report, frame: pd.DataFrame, most: int = 6) -> list[Sample]:
     """Examples that lost most at the cliff, with what the reference and both sides of it answered.
 
     Spread over the tasks; empty where ``frame`` holds no predictions.
@@ -136,11 +138,11 @@ def samples(report: dict, frame: pd.DataFrame, most: int = 6) -> list[Sample]:
     chosen = frame[frame["setting"].isin(list(roles)) & frame["prediction"].notna()].drop_duplicates(
         [*keys, "setting"]
     )
-    scores = chosen.set_index([*keys, "setting"])["score"].unstack("setting")
-    if report["reference"] not in scores or len(scores.columns) < 2:
+    scores = chosen.set_index([*keys, "setting"]).score.unstack("setting")
+    if report.reference not in scores or len(scores.columns) < 2:
         return []
     losing = next(name for name in reversed(list(roles)) if name in scores)
-    loss = (scores[report["reference"]] - scores[losing]).rename("loss").reset_index().dropna()
+    loss = (scores[report.reference] - scores[losing]).rename("loss").reset_index().dropna()
     loss = loss.sort_values(["loss", *keys], ascending=[False] + [True] * len(keys), kind="stable")
     loss["turn_of_task"] = loss.groupby("task").cumcount()
     picked = loss.sort_values("turn_of_task", kind="stable").head(most)
@@ -150,18 +152,18 @@ def samples(report: dict, frame: pd.DataFrame, most: int = 6) -> list[Sample]:
     return [_sample(key, by_key, roles, key[keys.index("turn")] if several else None) for key in chosen_keys]
 
 
-def _roles(report: dict) -> dict[str, str]:
+def _roles(report: Report) -> dict[str, str]:
     """Settings to show, and why: the reference, one that holds, one that collapses."""
-    cliff, point = report["cliff"], report["operating_point"]
-    roles = {report["reference"]: "reference"}
-    holds = cliff["upper_setting"] or (point["setting"] if point else None)
+    cliff, point = report.cliff, report.operating_point
+    roles = {report.reference: "reference"}
+    holds = cliff.upper_setting or (point.setting if point else None)
     if holds:
         roles.setdefault(holds, "holds")
-    grid = [row for row in tested_settings(report) if row["kind"] == "uniform" and known(row["code_bits"])]
-    lowest = min(grid, key=lambda row: row["code_bits"])["setting"] if grid else None
-    collapses = cliff["lower_setting"] or lowest
+    grid = [row for row in tested_settings(report) if row.kind == "uniform" and known(row.code_bits)]
+    lowest = min(grid, key=lambda row: row.code_bits).setting if grid else None
+    collapses = cliff.lower_setting or lowest
     if collapses:
-        roles.setdefault(collapses, "collapses" if cliff["lower_setting"] else "fewest bits")
+        roles.setdefault(collapses, "collapses" if cliff.lower_setting else "fewest bits")
     return roles
 
 
@@ -184,15 +186,15 @@ def _cut(text: object) -> str:
     return text if left <= 0 else f"{text[:_LONGEST_PREDICTION]} … ({left:,} more characters)"
 
 
-def run_facts(report: dict, context: dict) -> list[tuple[str, str]]:
+def run_facts(report: Report, context: dict) -> list[tuple[str, str]]:
     """What was run, on what and when, as far as ``context`` says."""
-    tasks = [clean(task) for task in sorted(report["tasks"])]
+    tasks = [clean(task) for task in sorted(report.tasks)]
     if len(tasks) > _MOST_TASKS_NAMED:
         tasks = [*tasks[:_MOST_TASKS_NAMED], f"{len(tasks) - _MOST_TASKS_NAMED} more"]
     facts = [
-        ("Model", report["model"]),
-        ("Quantizer", report["quantizer"]),
-        ("Protocol", report["protocol"]),
+        ("Model", report.model),
+        ("Quantizer", report.quantizer),
+        ("Protocol", report.protocol),
         ("Tasks", tasks),
         ("Prompts", context.get("prompts")),
         ("Seeds", context.get("seeds")),
@@ -205,76 +207,76 @@ def run_facts(report: dict, context: dict) -> list[tuple[str, str]]:
     return [(name, words) for name, words in facts if words]
 
 
-def incomplete(report: dict, context: dict) -> str:
+def incomplete(report: Report) -> str:
     """A sentence where fewer examples are in the records than were planned, else nothing."""
-    planned = context.get("planned_examples")
-    recorded = report.get("n_units_recorded") or report.get("n_examples_recorded") or report["n_examples"]
+    planned = report.planned_examples
+    recorded = report.n_units_recorded or report.n_examples_recorded or report.n_examples
     if not known(planned) or recorded >= planned:
         return ""
     done = f"{count(recorded)} of {count(planned)}"
     return f"The run is not finished: {done} planned examples are in it, and the verdicts may still change."
 
 
-def remarks(report: dict) -> list[str]:
+def remarks(report: Report) -> list[str]:
     """What a reader should know of the records: gaps, repeats, and the noise of full precision itself."""
-    found = [f"{clean(warning)}." for warning in report.get("warnings") or []]
-    if report.get("sequential"):
+    found = [f"{clean(warning)}." for warning in report.warnings]
+    if report.sequential:
         found.append(_sequential(report))
-    repeats = report.get("n_repeats_collapsed")
+    repeats = report.n_repeats_collapsed
     if repeats:
         found.append(
-            f"{count(repeats)} of {count(report.get('n_examples_recorded'))} recorded examples repeat others "
+            f"{count(repeats)} of {count(report.n_examples_recorded)} recorded examples repeat others "
             "that differ only in the seed; they are counted once."
         )
-    alone = report.get("batching")
+    alone = report.batching
     if alone:
         found.append(
             f"Full precision decoded alone instead of in the batch of settings gave the same tokens on "
-            f"{count(alone['same_tokens'])} of {count(alone['examples'])} answers, mean KL "
-            f"{divergence(alone['kl'])} nats, score difference {signed(alone['diff'])}: the noise of batching."
+            f"{count(alone.same_tokens)} of {count(alone.examples)} answers, mean KL "
+            f"{divergence(alone.kl)} nats, score difference {signed(alone.diff)}: the noise of batching."
         )
-    if detector := report.get("runaway_detector"):
+    if detector := report.runaway_detector:
         found.append(_false_alarms(detector))
     for row in repeats_of_reference(report):
         found.append(
-            f"Full precision run again ({clean(row['setting'])}) differs from itself by {signed(row['diff'])} "
-            f"{signed_interval(row['diff_ci'])}: the noise of the measurement."
+            f"Full precision run again ({clean(row.setting)}) differs from itself by {signed(row.diff)} "
+            f"{signed_interval(row.diff_ci)}: the noise of the measurement."
         )
     return found
 
 
-def _sequential(report: dict) -> str:
+def _sequential(report: Report) -> str:
     """At which look a sequential run stands or ended, why, and what its p-values allow for."""
-    run = report["sequential"]
-    look = run["look"] - 1
-    sizes = f"{count(run['examples'][look])} of {count(run['examples'][-1])} planned examples"
-    place = f"look {run['look']} of {run['looks']} ({sizes})"
-    if run.get("stopped"):
+    run = report.sequential
+    look = run.look - 1
+    sizes = f"{count(run.examples[look])} of {count(run.examples[-1])} planned examples"
+    place = f"look {run.look} of {run.looks} ({sizes})"
+    if run.stopped:
         words = f"This sequential run stopped at {place}"
-    elif run.get("complete_looks") == 0:
+    elif run.complete_looks == 0:
         words = f"This is a sequential run of which no look is complete yet ({sizes} are in it)"
     else:
         words = f"This is a sequential run at {place}"
-    if run.get("reason"):
-        words += f": {clean(run['reason'])}"
+    if run.reason:
+        words += f": {clean(run.reason)}"
     return (
         f"{words}. Its looks were fixed before the first record; p-values and intervals hold over all of them. "
-        f"By this look {run['alpha_spent']:.2g} of alpha {report['alpha']:g} was spent, and a single test had to "
-        f"pass at {run['alpha_at_look']:.2g}."
+        f"By this look {run.alpha_spent:.2g} of alpha {report.alpha:g} was spent, and a single test had to "
+        f"pass at {run.alpha_at_look:.2g}."
     )
 
 
-def _false_alarms(detector: dict) -> str:
+def _false_alarms(detector: RunawayDetector) -> str:
     """How often full precision itself counts as runaway."""
     words = (
-        f"Of {plural(detector['outputs'], 'full-precision output')}, {count(detector['runaway'])} "
-        f"{'counts' if detector['runaway'] == 1 else 'count'} as runaway: a false-alarm rate of "
-        f"{percent(detector['rate'])}, interval {percent(detector['rate_ci'][0])} to "
-        f"{percent(detector['rate_ci'][1])}"
+        f"Of {plural(detector.outputs, 'full-precision output')}, {count(detector.runaway)} "
+        f"{'counts' if detector.runaway == 1 else 'count'} as runaway: a false-alarm rate of "
+        f"{percent(detector.rate)}, interval {percent(detector.rate_ci[0])} to "
+        f"{percent(detector.rate_ci[1])}"
     )
-    if detector["runaway"] and detector["loops"] is not None:
-        least = "" if detector["loops_exact"] else "at least "
-        words += f"; {least}{count(detector['loops'])} of them looped, the rest reached the token limit"
+    if detector.runaway and detector.loops is not None:
+        least = "" if detector.loops_exact else "at least "
+        words += f"; {least}{count(detector.loops)} of them looped, the rest reached the token limit"
     return f"{words}."
 
 
@@ -294,19 +296,17 @@ def _title(name: str) -> str:
     return words.upper() if words in ("cpu", "gpu", "cuda") else words[:1].upper() + words[1:]
 
 
-def reading_notes(report: dict) -> list[tuple[str, str]]:
+def reading_notes(report: Report) -> list[tuple[str, str]]:
     """The method in plain words, with the numbers of this report."""
     average = {
         "macro": "The score is the mean of the task means, so every task counts the same.",
         "micro": "The score is the mean over all examples, so large tasks count more.",
-    }[report["average"]]
-    margin, alpha = f"{report['margin']:g}", f"{report['alpha']:g}"
-    level = (
-        f" Intervals have level {100 * report['confidence']:g}%." if known(report.get("confidence")) else ""
-    )
+    }[report.average]
+    margin, alpha = f"{report.margin:g}", f"{report.alpha:g}"
+    level = f" Intervals have level {100 * report.confidence:g}%." if known(report.confidence) else ""
     when = (
         "It was fixed before the first record was made."
-        if report["preregistered"]
+        if report.preregistered
         else "It is not known to have been fixed before the records were made: the verdicts are exploratory."
     )
     return [

@@ -34,6 +34,7 @@ from semkv_bench.report.verdict import (
     operating_point_words,
     subject,
 )
+from semkv_bench.stats.result import Report, TaskResult
 
 __all__ = ["json_bytes", "render", "write"]
 
@@ -41,19 +42,19 @@ __all__ = ["json_bytes", "render", "write"]
 _MARKDOWN_SIGNS = re.compile(r"[\\`*\[|~$]|(?<![0-9A-Za-z])_|_(?![0-9A-Za-z])")
 
 
-def write(report: dict, frame: pd.DataFrame, context: dict, out: Path) -> dict[str, Path]:
+def write(report: Report, frame: pd.DataFrame, context: dict, out: Path) -> dict[str, Path]:
     """Write the whole report into the folder ``out`` and return the path of every file by its name there.
 
-    ``report`` is of schema 1, ``frame`` holds the records it came from (predictions are quoted from it), and
+    ``frame`` holds the records it came from (predictions are quoted from it), and
     ``context`` says what was run (``source``, ``config``, ``protocol``, ``environment``, ``prompts``,
     ``seeds``, ``planned_examples``, all optional). report.json depends on ``report`` alone, to
     the byte. Raises SemkvError where a file cannot be written; earlier files are then left as they were.
     """
-    report, context, out = plain_data(report), plain_data(context), Path(out)
+    context, out = plain_data(context), Path(out)
     figures = draw_all(report)
     page = _page(report, frame, context, figures)
     contents = {
-        "report.json": json_bytes(report),
+        "report.json": json_bytes(report.to_json()),
         "report.md": render("report.md.j2", page),
         "report.html": render("report.html.j2", page),
     }
@@ -65,9 +66,9 @@ def write(report: dict, frame: pd.DataFrame, context: dict, out: Path) -> dict[s
     return paths
 
 
-def json_bytes(report: dict) -> bytes:
-    """``report`` as JSON: sorted keys, null for NaN and infinity, a line break at the end."""
-    return (json.dumps(plain_data(report), sort_keys=True, indent=2, allow_nan=False) + "\n").encode()
+def json_bytes(content: dict) -> bytes:
+    """``content`` as JSON: sorted keys, null for NaN and infinity, a line break at the end."""
+    return (json.dumps(plain_data(content), sort_keys=True, indent=2, allow_nan=False) + "\n").encode()
 
 
 def _remove_stale(out: Path, drawn: set[str]) -> None:
@@ -81,20 +82,20 @@ def _remove_stale(out: Path, drawn: set[str]) -> None:
                 raise SemkvError(f"cannot remove {path}: {error.strerror or error}") from error
 
 
-def _page(report: dict, frame: pd.DataFrame, context: dict, figures: list[Drawn]) -> dict:
+def _page(report: Report, frame: pd.DataFrame, context: dict, figures: list[Drawn]) -> dict:
     return {
         "title": f"KV-cache cliff report: {subject(report)}",
         "headline": headline(report),
         "limits": limits(report),
-        "notice": incomplete(report, context),
+        "notice": incomplete(report),
         "remarks": remarks(report),
-        "level": f"{100 * report['confidence']:g}% " if known(report.get("confidence")) else "",
+        "level": f"{100 * report.confidence:g}% " if known(report.confidence) else "",
         "cards": cards(report),
         "figures": figures,
         "settings": settings_table(report),
         "details": detail_table(report),
         "verdict_signs": VERDICT_SIGNS,
-        "operating_point": report["operating_point"]["setting"] if report["operating_point"] else None,
+        "operating_point": report.operating_point.setting if report.operating_point else None,
         "cliffs": _cliffs(report),
         "point": operating_point_words(report),
         "confirmation": confirmation_words(report),
@@ -108,7 +109,7 @@ def _page(report: dict, frame: pd.DataFrame, context: dict, figures: list[Drawn]
     }
 
 
-def _cliffs(report: dict) -> list[dict]:
+def _cliffs(report: Report) -> list[dict]:
     return [
         {
             "title": f"Cliff of {clean(quantizer)}" if quantizer else "Cliff",
@@ -119,23 +120,23 @@ def _cliffs(report: dict) -> list[dict]:
     ]
 
 
-def _tasks(report: dict) -> dict:
+def _tasks(report: Report) -> dict:
     """The table of tasks: settings across, tasks down, the reference first."""
-    names = [report["reference"], *(row["setting"] for row in compared_settings(report))]
+    names = [report.reference, *(row.setting for row in compared_settings(report))]
     rows = [
-        (clean(task), [_task_cell(result, report["margin"]) for result in results])
+        (clean(task), [_task_cell(result, report.margin) for result in results])
         for task, results in task_rows(report, names)
     ]
     return {"settings": [clean(name) for name in names], "rows": rows}
 
 
-def _task_cell(result: dict | None, margin: float) -> dict:
+def _task_cell(result: TaskResult | None, margin: float) -> dict:
     if result is None:
         return {"score": DASH, "diff": "", "bounds": "", "shade": ""}
-    diff = result["diff"]
-    bounds = signed_interval(result["diff_ci"], 2)
+    diff = result.diff
+    bounds = signed_interval(result.diff_ci, 2)
     return {
-        "score": fixed(result["score"]),
+        "score": fixed(result.score),
         "diff": signed(diff) if known(diff) else "",
         "bounds": "" if bounds == DASH else bounds,
         "shade": _shade(diff, margin) if known(diff) else "",

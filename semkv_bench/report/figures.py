@@ -42,6 +42,7 @@ from semkv_bench.report.marks import (
 )
 from semkv_bench.report.panels import draw_rankings, draw_turns
 from semkv_bench.report.quality import paint_quality
+from semkv_bench.stats.result import Cliff, Report, SettingResult
 
 __all__ = ["FIGURE_NAMES", "GRID_FIGURES", "Drawn", "draw_all"]
 
@@ -49,12 +50,12 @@ _BITS_LABEL = "code bits per value, log2(L)"
 _LONGEST_TICK = 12
 
 
-def draw_all(report: dict) -> list[Drawn]:
+def draw_all(report: Report) -> list[Drawn]:
     """Draw every figure the report has numbers for."""
     return [drawn for name in FIGURE_NAMES if (drawn := _draw(name, report)) is not None]
 
 
-def _draw(name: str, report: dict) -> Drawn | None:
+def _draw(name: str, report: Report) -> Drawn | None:
     if name in _PANELS:
         return _PANELS[name](report)
     painter = _PAINTERS[name]
@@ -67,36 +68,36 @@ def _draw(name: str, report: dict) -> Drawn | None:
         draw_legend(figure, axes)
         settle(figure)
         written = f"{painter.title}. " + "; ".join(
-            f"{clean(row['setting'])} {painter.words(row)}" for row in points
+            f"{clean(row.setting)} {painter.words(row)}" for row in points
         )
         reference = reference_row(report)
         if reference is not None and painter.words(reference):
-            written += f"; {clean(reference['setting'])} {painter.words(reference)}"
+            written += f"; {clean(reference.setting)} {painter.words(reference)}"
         return Drawn(name, painter.title, f"{written}.", svg_text(figure), png_bytes(figure))
 
 
-def _paint_score(report: dict, points: list[dict], axes: Axes) -> None:
+def _paint_score(report: Report, points: list[SettingResult], axes: Axes) -> None:
     reference = reference_row(report)
     if reference is not None:
-        margin_band(axes, report, reference["score"])
-        if all(known(end) for end in reference["score_ci"]) and len(set(reference["score_ci"])) == 2:
+        margin_band(axes, report, reference.score)
+        if all(known(end) for end in reference.score_ci) and len(set(reference.score_ci)) == 2:
             axes.axhspan(
-                *reference["score_ci"], color=PALETTE["muted"], alpha=0.14, lw=0, label="interval of full"
+                *reference.score_ci, color=PALETTE["muted"], alpha=0.14, lw=0, label="interval of full"
             )
-        reference_line(axes, reference["score"], fixed(reference["score"]))
+        reference_line(axes, reference.score, fixed(reference.score))
     _bits_axis(report, points, axes)
     draw_series(axes, spread(points, "code_bits"), "code_bits", "score", "score_ci")
     axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
 
 
-def _paint_difference(report: dict, points: list[dict], axes: Axes) -> None:
+def _paint_difference(report: Report, points: list[SettingResult], axes: Axes) -> None:
     margin_band(axes, report, 0.0)
     axes.axhline(0, color=PALETTE["ink"], lw=1.2)
     _bits_axis(report, points, axes)
     points = spread(points, "code_bits")
     draw_grid_lines(axes, points, "code_bits", "diff")
     for verdict, (marker, colour, filled) in _VERDICT_MARKS.items():
-        rows = [row for row in points if row["verdict"] == verdict]
+        rows = [row for row in points if row.verdict == verdict]
         if rows:
             draw_marks(
                 axes,
@@ -117,15 +118,15 @@ _VERDICT_MARKS = {
 }
 
 
-def _paint_runaway(report: dict, points: list[dict], axes: Axes) -> None:
+def _paint_runaway(report: Report, points: list[SettingResult], axes: Axes) -> None:
     reference = reference_row(report)
-    if reference is not None and known(reference["runaway_rate"]):
-        reference_line(axes, reference["runaway_rate"], percent(reference["runaway_rate"]))
+    if reference is not None and known(reference.runaway_rate):
+        reference_line(axes, reference.runaway_rate, percent(reference.runaway_rate))
     _bits_axis(report, points, axes)
     points = spread(points, "code_bits")
-    alpha = report["alpha"]
+    alpha = report.alpha
     draw_grid_lines(axes, points, "code_bits", "runaway_rate")
-    tested = [row for row in points if known(row["runaway_p"]) and row["runaway_p"] < alpha]
+    tested = [row for row in points if known(row.runaway_p) and row.runaway_p < alpha]
     rest = [row for row in points if row not in tested]
     ends = ("code_bits", "runaway_rate", None)
     if tested:
@@ -139,26 +140,26 @@ def _paint_runaway(report: dict, points: list[dict], axes: Axes) -> None:
         )
     if rest:
         draw_marks(axes, rest, ends, ("o", "blue"), "not shown to differ", lambda row: False)
-    rates = [row["runaway_rate"] for row in (*points, reference) if row and known(row["runaway_rate"])]
+    rates = [row.runaway_rate for row in (*points, reference) if row and known(row.runaway_rate)]
     top = max(0.1, *rates) * 1.1
     axes.set_ylim(-0.03 * top, top)
     axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}%")
     _name_chances(points, axes)
 
 
-def _name_chances(points: list[dict], axes: Axes) -> None:
+def _name_chances(points: list[SettingResult], axes: Axes) -> None:
     """The exact McNemar p beside every grid point, as far as the labels do not run into each other."""
     figure = axes.get_figure()
     figure.draw_without_rendering()
     renderer = figure.canvas.get_renderer()
     taken: list = []
     for row in points:
-        if row["kind"] != "uniform" or not known(row["runaway_p"]):
+        if row.kind != "uniform" or not known(row.runaway_p):
             continue
-        value = p_value(row["runaway_p"])
+        value = p_value(row.runaway_p)
         text = axes.annotate(
             f"p{value}" if value[0] in "<>" else f"p={value}",
-            (row["code_bits"], row["runaway_rate"]),
+            (row.code_bits, row.runaway_rate),
             xytext=(5, 5),
             textcoords="offset points",
             fontsize=6.5,
@@ -172,12 +173,12 @@ def _name_chances(points: list[dict], axes: Axes) -> None:
         taken.append(box)
 
 
-def _paint_divergence(report: dict, points: list[dict], axes: Axes) -> None:
+def _paint_divergence(report: Report, points: list[SettingResult], axes: Axes) -> None:
     _bits_axis(report, points, axes)
     points = spread(points, "code_bits")
-    positive = [row for row in points if row["kl"] > 0]
-    zeros = [row for row in points if row["kl"] <= 0]
-    values = [row["kl"] for row in positive]
+    positive = [row for row in points if row.kl > 0]
+    zeros = [row for row in points if row.kl <= 0]
+    values = [row.kl for row in positive]
     logarithmic = bool(values) and max(values) > 10 * min(values)
     if logarithmic:
         axes.set_yscale("log")
@@ -187,7 +188,7 @@ def _paint_divergence(report: dict, points: list[dict], axes: Axes) -> None:
     draw_series(axes, positive if logarithmic else points, "code_bits", "kl", None)
     if logarithmic and zeros:
         floor = [axes.get_ylim()[0] * 1.25] * len(zeros)
-        x = [row["code_bits"] for row in zeros]
+        x = [row.code_bits for row in zeros]
         axes.plot(
             x,
             floor,
@@ -201,9 +202,9 @@ def _paint_divergence(report: dict, points: list[dict], axes: Axes) -> None:
         axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
 
 
-def _coded(row: dict) -> bool:
+def _coded(row: SettingResult) -> bool:
     """Whether a setting has a place on the axis of code bits; pruned ones code nothing."""
-    return row["kind"] != "prune" and known(row["code_bits"])
+    return row.kind != "prune" and known(row.code_bits)
 
 
 @dataclass(frozen=True)
@@ -211,9 +212,9 @@ class _Painter:
     title: str
     x_label: str
     y_label: str
-    has: Callable[[dict], bool]
-    words: Callable[[dict], str]
-    paint: Callable[[dict, list[dict], Axes], None]
+    has: Callable[[SettingResult], bool]
+    words: Callable[[SettingResult], str]
+    paint: Callable[[dict, list[SettingResult], Axes], None]
 
 
 _PAINTERS = {
@@ -221,34 +222,34 @@ _PAINTERS = {
         "Score against bits",
         _BITS_LABEL,
         "score (0 to 1)",
-        lambda row: _coded(row) and known(row["score"]),
-        lambda row: fixed(row["score"]),
+        lambda row: _coded(row) and known(row.score),
+        lambda row: fixed(row.score),
         _paint_score,
     ),
     "difference_vs_bits": _Painter(
         "Paired difference from full",
         _BITS_LABEL,
         "score difference (0 to 1 scale)",
-        lambda row: _coded(row) and known(row["diff"]),
-        lambda row: f"{signed(row['diff'])} ({row['verdict']})" if known(row["diff"]) else "",
+        lambda row: _coded(row) and known(row.diff),
+        lambda row: f"{signed(row.diff)} ({row.verdict})" if known(row.diff) else "",
         _paint_difference,
     ),
     "quality_vs_effective_bits": _Painter(
         "Quality against effective bits",
         "effective bits per value (codes and metadata)",
         "score (0 to 1)",
-        lambda row: known(row["effective_bits"]) and known(row["score"]),
-        lambda row: f"{fixed(row['score'])} at {effective_text(row['effective_bits'])} bits",
+        lambda row: known(row.effective_bits) and known(row.score),
+        lambda row: f"{fixed(row.score)} at {effective_text(row.effective_bits)} bits",
         paint_quality,
     ),
     "runaway_vs_bits": _Painter(
         "Runaway generations against bits",
         _BITS_LABEL,
         "runaway generations",
-        lambda row: _coded(row) and known(row["runaway_rate"]),
+        lambda row: _coded(row) and known(row.runaway_rate),
         lambda row: (
-            percent(row["runaway_rate"])
-            + (f" (exact McNemar p {p_value(row['runaway_p'])})" if known(row["runaway_p"]) else "")
+            percent(row.runaway_rate)
+            + (f" (exact McNemar p {p_value(row.runaway_p)})" if known(row.runaway_p) else "")
         ),
         _paint_runaway,
     ),
@@ -256,8 +257,8 @@ _PAINTERS = {
         "KL divergence from full against bits",
         _BITS_LABEL,
         "KL divergence (nats per token)",
-        lambda row: _coded(row) and known(row["kl"]),
-        lambda row: divergence(row["kl"]) if known(row["kl"]) else "",
+        lambda row: _coded(row) and known(row.kl),
+        lambda row: divergence(row.kl) if known(row.kl) else "",
         _paint_divergence,
     ),
 }
@@ -266,19 +267,19 @@ GRID_FIGURES = tuple(_PAINTERS)
 FIGURE_NAMES = (*GRID_FIGURES, *_PANELS)
 
 
-def _bits_axis(report: dict, points: list[dict], axes: Axes) -> None:
+def _bits_axis(report: Report, points: list[SettingResult], axes: Axes) -> None:
     """Limits and ticks of the bits axis, and the shaded cliff."""
-    grid: dict[float, list[dict]] = {}
-    for row in [row for row in points if row["kind"] == "uniform"] or points:
-        grid.setdefault(row["code_bits"], []).append(row)
-    everything = [row["code_bits"] for row in points]
+    grid: dict[float, list[SettingResult]] = {}
+    for row in [row for row in points if row.kind == "uniform"] or points:
+        grid.setdefault(row.code_bits, []).append(row)
+    everything = [row.code_bits for row in points]
     span = max(everything) - min(everything)
     pad = 0.06 * span if span else 0.5
     axes.set_xlim(min(everything) - pad, max(everything) + pad)
     bits = sorted(grid)
     labels = [_tick_label(grid[value]) for value in bits]
     cliffs = cliffs_of(report)
-    first = [cliff[f"{end}_bits"] for _, cliff in cliffs for end in ("lower", "upper")]
+    first = [getattr(cliff, f"{end}_bits") for _, cliff in cliffs for end in ("lower", "upper")]
     set_bits_axis(axes, bits, labels, first)
     for quantizer, cliff in cliffs:
         own = (s.colour for s in series_of(points) if s.kind == "uniform" and s.quantizer == quantizer)
@@ -286,28 +287,28 @@ def _bits_axis(report: dict, points: list[dict], axes: Axes) -> None:
         _shade_cliff(axes, cliff, colour, quantizer if len(cliffs) > 1 else None)
 
 
-def _tick_label(rows: list[dict]) -> str:
+def _tick_label(rows: list[SettingResult]) -> str:
     """Bits of a grid point, under its levels or its name where all settings there share them."""
-    bits = f"{rows[0]['code_bits']:.3f}".rstrip("0").rstrip(".")
+    bits = f"{rows[0].code_bits:.3f}".rstrip("0").rstrip(".")
     names = {_point_name(row) for row in rows}
     name = names.pop() if len(names) == 1 else ""
     return f"{name}\n{bits}" if name else bits
 
 
-def _point_name(row: dict) -> str:
-    levels = levels_of(row["setting"], row["kind"])
+def _point_name(row: SettingResult) -> str:
+    levels = levels_of(row.setting, row.kind)
     if levels:
         return f"L={levels}"
-    return shorten(clean(row["setting"]), _LONGEST_TICK) if row["kind"] == "uniform" else ""
+    return shorten(clean(row.setting), _LONGEST_TICK) if row.kind == "uniform" else ""
 
 
-def _shade_cliff(axes: Axes, cliff: dict, colour: str, quantizer: str | None) -> None:
+def _shade_cliff(axes: Axes, cliff: Cliff, colour: str, quantizer: str | None) -> None:
     """Shade a cliff; named above the axes, or in the legend where there are several."""
     left, right = axes.get_xlim()
-    low = cliff["lower_bits"] if known(cliff["lower_bits"]) else left
-    high = cliff["upper_bits"] if known(cliff["upper_bits"]) else right
+    low = cliff.lower_bits if known(cliff.lower_bits) else left
+    high = cliff.upper_bits if known(cliff.upper_bits) else right
     low, high = max(low, left), min(high, right)
-    if cliff["status"] == "undetermined" or not low < high:
+    if cliff.status == "undetermined" or not low < high:
         return
     name = f"cliff, {shorten(clean(quantizer), 20)}" if quantizer else None
     axes.axvspan(low, high, color=PALETTE[colour], alpha=0.13, lw=0, label=name)

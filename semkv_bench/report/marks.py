@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from semkv_bench.report.access import metric_of, quantizer_of
 from semkv_bench.report.axes import FIGURE_SIZE, PALETTE, SERIES_COLOURS
 from semkv_bench.report.formatting import clean, known, shorten
+from semkv_bench.stats.result import Report, SettingResult
 
 __all__ = [
     "SMALL",
@@ -41,21 +42,21 @@ class Series:
     quantizer: str | None
     colour: str
     marker: str
-    rows: list[dict]
+    rows: list[SettingResult]
 
 
-def series_of(points: list[dict]) -> list[Series]:
+def series_of(points: list[SettingResult]) -> list[Series]:
     """``points`` by quantizer, kind and metric, rows from few bits to many.
 
     A metric has one colour in all kinds; beyond the colours there are, the marker changes too.
     """
-    several = len({quantizer_of(row) for row in points if row["kind"] == "uniform"}) > 1
+    several = len({quantizer_of(row) for row in points if row.kind == "uniform"}) > 1
     looks: dict[tuple, int] = {}
-    found: dict[tuple, list[dict]] = {}
-    for row in sorted(points, key=lambda row: row["kind"] != "uniform"):
-        look = (quantizer_of(row) if row["kind"] == "uniform" or several else None, metric_of(row))
+    found: dict[tuple, list[SettingResult]] = {}
+    for row in sorted(points, key=lambda row: row.kind != "uniform"):
+        look = (quantizer_of(row) if row.kind == "uniform" or several else None, metric_of(row))
         looks.setdefault(look, len(looks))
-        found.setdefault((row["kind"], *look), []).append(row)
+        found.setdefault((row.kind, *look), []).append(row)
     made = []
     for (kind, quantizer, metric), rows in found.items():
         turn, place = divmod(looks[quantizer, metric], len(SERIES_COLOURS))
@@ -66,9 +67,9 @@ def series_of(points: list[dict]) -> list[Series]:
     return made
 
 
-def spread(points: list[dict], x: str) -> list[dict]:
+def spread(points: list[SettingResult], x: str) -> list[SettingResult]:
     """``points`` with those of equal ``x`` moved side by side; uniform settings stay where they are."""
-    places = sorted({row[x] for row in points})
+    places = sorted({getattr(row, x) for row in points})
     span = places[-1] - places[0] if len(places) > 1 else 1.0
     columns: list[list[float]] = []
     for place in places:
@@ -79,16 +80,16 @@ def spread(points: list[dict], x: str) -> list[dict]:
     middles = [sum(column) / len(column) for column in columns]
     moved: dict[str, float] = {}
     for k, column in enumerate(columns):
-        here = [row for row in points if row[x] in column]
+        here = [row for row in points if getattr(row, x) in column]
         gaps = [abs(middles[k] - middles[n]) for n in (k - 1, k + 1) if 0 <= n < len(middles)]
         moved |= _side_by_side(here, middles[k], min(gaps, default=span), span)
-    return [{**row, x: moved.get(row["setting"], row[x])} for row in points]
+    return [replace(row, **{x: moved.get(row.setting, getattr(row, x))}) for row in points]
 
 
-def _side_by_side(rows: list[dict], middle: float, gap: float, span: float) -> dict[str, float]:
+def _side_by_side(rows: list[SettingResult], middle: float, gap: float, span: float) -> dict[str, float]:
     movable = sorted(
-        (row for row in rows if row["kind"] != "uniform"),
-        key=lambda row: (row["kind"], metric_of(row) or "", row["setting"]),
+        (row for row in rows if row.kind != "uniform"),
+        key=lambda row: (row.kind, metric_of(row) or "", row.setting),
     )
     anchored = len(movable) < len(rows)
     if len(rows) < 2:
@@ -98,15 +99,14 @@ def _side_by_side(rows: list[dict], middle: float, gap: float, span: float) -> d
     centre = 0 if anchored else sum(slots) / len(slots)
     step = min(_STEP * span, 0.8 * gap / (len(movable) + 1))
     return {
-        row["setting"]: middle + step * (slot - centre)
-        for row, slot in zip(movable, sorted(slots), strict=True)
+        row.setting: middle + step * (slot - centre) for row, slot in zip(movable, sorted(slots), strict=True)
     }
 
 
-def margin_band(axes: Axes, report: dict, centre: float) -> None:
+def margin_band(axes: Axes, report: Report, centre: float) -> None:
     """The margin around ``centre``."""
-    low, high = centre - report["margin"], centre + report["margin"]
-    words = f"margin (full ± {report['margin']:g})"
+    low, high = centre - report.margin, centre + report.margin
+    words = f"margin (full ± {report.margin:g})"
     axes.axhspan(low, high, color=PALETTE["green"], alpha=0.16, lw=0, label=words)
 
 
@@ -117,11 +117,11 @@ def reference_line(axes: Axes, value: float, words: str) -> None:
 
 def draw_series(
     axes: Axes,
-    points: list[dict],
+    points: list[SettingResult],
     x: str,
     y: str,
     bounds: str | None,
-    filled: Callable[[dict], bool] = lambda row: True,
+    filled: Callable[[SettingResult], bool] = lambda row: True,
     joined: bool = True,
 ) -> None:
     """Every series of ``points`` at their ``x`` and ``y`` with the intervals ``bounds``; grids ``joined``."""
@@ -131,7 +131,7 @@ def draw_series(
         draw_marks(axes, series.rows, (x, y, bounds), (series.marker, series.colour), series.label, filled)
 
 
-def draw_grid_lines(axes: Axes, points: list[dict], x: str, y: str) -> None:
+def draw_grid_lines(axes: Axes, points: list[SettingResult], x: str, y: str) -> None:
     """Lines through the grid; in the quantizers' colours where there are several."""
     grids = [series for series in series_of(points) if series.kind == "uniform"]
     for series in grids:
@@ -142,17 +142,19 @@ def draw_grid_lines(axes: Axes, points: list[dict], x: str, y: str) -> None:
 
 
 def _line(axes, rows, x, y, colour, width, label=None) -> None:
-    values = [row[y] for row in rows]
-    axes.plot([row[x] for row in rows], values, color=PALETTE[colour], lw=width, label=label, zorder=2)
+    values = [getattr(row, y) for row in rows]
+    axes.plot(
+        [getattr(row, x) for row in rows], values, color=PALETTE[colour], lw=width, label=label, zorder=2
+    )
 
 
 def draw_marks(
     axes: Axes,
-    rows: list[dict],
+    rows: list[SettingResult],
     keys: tuple[str, str, str | None],
     mark: tuple[str, str],
     label: str,
-    filled: Callable[[dict], bool],
+    filled: Callable[[SettingResult], bool],
 ) -> None:
     """Points with their intervals; a hollow marker where ``filled(row)`` is false.
 
@@ -161,14 +163,22 @@ def draw_marks(
     x, y, bounds = keys
     marker, colour = mark
     for row in rows if bounds else []:
-        if all(known(end) for end in row[bounds]):
-            axes.plot([row[x]] * 2, row[bounds], color=PALETTE[colour], lw=1.2, marker="_", ms=4, zorder=2)
+        if all(known(end) for end in getattr(row, bounds)):
+            axes.plot(
+                [getattr(row, x)] * 2,
+                getattr(row, bounds),
+                color=PALETTE[colour],
+                lw=1.2,
+                marker="_",
+                ms=4,
+                zorder=2,
+            )
     for full in (True, False):
         chosen = [row for row in rows if bool(filled(row)) is full]
         if chosen:
             axes.plot(
-                [row[x] for row in chosen],
-                [row[y] for row in chosen],
+                [getattr(row, x) for row in chosen],
+                [getattr(row, y) for row in chosen],
                 marker,
                 ms=SMALL,
                 mew=1.3,

@@ -1,5 +1,6 @@
 """Cliffs of several runs side by side: terminal, report.json, .md, .html and one figure. Nothing is pooled."""
 
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -10,6 +11,7 @@ from matplotlib.patches import Patch
 from rich.console import Console
 
 from semkv_bench import __version__
+from semkv_bench.report.access import reference_row
 from semkv_bench.report.axes import FIGURE_SIZE, PALETTE, Drawn, drawing, png_bytes, settle, svg_text
 from semkv_bench.report.document import json_bytes, render
 from semkv_bench.report.files import write_all
@@ -28,91 +30,130 @@ from semkv_bench.report.formatting import (
 from semkv_bench.report.tables import VERDICT_SIGNS, Column, Table, table_of
 from semkv_bench.report.terminal import show_table
 from semkv_bench.report.verdict import interval_words
+from semkv_bench.stats.result import SCHEMA, Report, plain
 
-__all__ = ["draw_overview", "overview_rows", "show_overview", "write_overview"]
+__all__ = ["OverviewRow", "draw_overview", "overview_rows", "show_overview", "write_overview"]
 
 _FIELDS = ("margin", "alpha", "average")
 _ROW = 0.3  # inches
 _NO_MODEL = "model not recorded"
 
 
-def overview_rows(reports: list[tuple[str, dict]]) -> list[dict]:
+@dataclass(frozen=True, kw_only=True)
+class OverviewPoint:
+    """The operating point of a row."""
+
+    setting: str
+    code_bits: float | None
+    effective_bits: float | None
+    cache_bits: float | None
+    compression: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverviewRow:
+    """One quantizer of one run; null stands for what its report does not say."""
+
+    run: str
+    model: str | None
+    protocol: str | None
+    quantizer: str | None
+    tasks: tuple[str, ...]
+    n_examples: int
+    n_clusters: int
+    margin: float
+    alpha: float
+    average: str
+    preregistered: bool
+    unfinished: bool
+    full_score: float | None
+    grid_bits: tuple[float, ...]
+    status: str
+    lower_bits: float | None
+    upper_bits: float | None
+    probability: float | None
+    operating_point: OverviewPoint | None
+    insensitive: bool
+    differs: tuple[str, ...]
+
+
+def overview_rows(reports: list[tuple[str, Report]]) -> list[OverviewRow]:
     """One row per run and quantizer from named reports, ordered by model, protocol, quantizer and name.
 
     ``differs`` names what keeps a row from being compared with the others: a margin, alpha or average that
-    most runs do not share. Null stands for what a report does not say.
+    most runs do not share.
     """
     usual = _usual([report for _, report in reports])
     rows = [row for name, report in reports for row in _rows(name, report, usual)]
     return sorted(
         rows,
-        key=lambda row: tuple(str(row[key] or "") for key in ("model", "protocol", "quantizer", "run")),
+        key=lambda row: tuple(
+            str(getattr(row, key) or "") for key in ("model", "protocol", "quantizer", "run")
+        ),
     )
 
 
-def _usual(reports: list[dict]) -> tuple:
+def _usual(reports: list[Report]) -> tuple:
     """Margin, alpha and average of most reports; of equals, those of the first."""
-    found = [tuple(report[field] for field in _FIELDS) for report in reports]
+    found = [tuple(getattr(report, field) for field in _FIELDS) for report in reports]
     return max(found, key=lambda choice: (found.count(choice), -found.index(choice)))
 
 
-def _rows(name: str, report: dict, usual: tuple) -> list[dict]:
-    cliffs = report.get("cliffs") or {_only(report) or "": report["cliff"]}
-    differs = [
-        f"{field} {report[field]:g}" if known(report[field]) else f"{field} {report[field]}"
+def _rows(name: str, report: Report, usual: tuple) -> list[OverviewRow]:
+    cliffs = report.cliffs or {_only(report) or "": report.cliff}
+    alone = len(cliffs) == 1
+    differs = tuple(
+        f"{field} {own:g}" if known(own) else f"{field} {own}"
         for field, value in zip(_FIELDS, usual, strict=True)
-        if report[field] != value
-    ]
-    full = next((row for row in report["settings"] if row["setting"] == report["reference"]), {})
-    rows = []
-    for quantizer, cliff in cliffs.items():
-        grid = [
-            row["code_bits"]
-            for row in report["settings"]
-            if row["kind"] == "uniform"
-            and known(row["code_bits"])
-            and (len(cliffs) == 1 or (row.get("quantizer") or "") == quantizer)
-        ]
-        rows.append(
-            {
-                "run": name,
-                "model": report["model"],
-                "protocol": report["protocol"],
-                "quantizer": quantizer or _only(report),
-                "tasks": sorted(report["tasks"]),
-                "n_examples": report["n_examples"],
-                "n_clusters": report["n_clusters"],
-                **{field: report[field] for field in _FIELDS},
-                "preregistered": report["preregistered"],
-                "unfinished": report.get("planned_examples", 0) > report.get("n_units_recorded", 0),
-                "full_score": full.get("score"),
-                "grid_bits": sorted(grid),
-                **{key: cliff[key] for key in ("status", "lower_bits", "upper_bits", "probability")},
-                "operating_point": _point(report, quantizer, len(cliffs) == 1),
-                "insensitive": any(row["verdict"] == "insensitive" for row in report["settings"]),
-                "differs": differs,
-            }
+        if (own := getattr(report, field)) != value
+    )
+    full = reference_row(report)
+    planned, recorded = report.planned_examples, report.n_units_recorded
+    return [
+        OverviewRow(
+            run=name,
+            model=report.model,
+            protocol=report.protocol,
+            quantizer=quantizer or _only(report),
+            tasks=tuple(sorted(report.tasks)),
+            n_examples=report.n_examples,
+            n_clusters=report.n_clusters,
+            **{field: getattr(report, field) for field in _FIELDS},
+            preregistered=report.preregistered,
+            unfinished=planned is not None and planned > (recorded or 0),
+            full_score=full and full.score,
+            grid_bits=_grid_bits(report, quantizer, alone),
+            **{key: getattr(cliff, key) for key in ("status", "lower_bits", "upper_bits", "probability")},
+            operating_point=_point(report, quantizer, alone),
+            insensitive=any(row.verdict == "insensitive" for row in report.settings),
+            differs=differs,
         )
-    return rows
+        for quantizer, cliff in cliffs.items()
+    ]
 
 
-def _only(report: dict) -> str | None:
-    return report["quantizer"] if isinstance(report["quantizer"], str) else None
+def _grid_bits(report: Report, quantizer: str, alone: bool) -> tuple[float, ...]:
+    grid = [row for row in report.settings if row.kind == "uniform" and known(row.code_bits)]
+    return tuple(sorted(row.code_bits for row in grid if alone or (row.quantizer or "") == quantizer))
 
 
-def _point(report: dict, quantizer: str, alone: bool) -> dict | None:
+def _only(report: Report) -> str | None:
+    return report.quantizer if isinstance(report.quantizer, str) else None
+
+
+def _point(report: Report, quantizer: str, alone: bool) -> OverviewPoint | None:
     """The operating point, on the row of its quantizer."""
-    point = report["operating_point"]
+    point = report.operating_point
     if point is None:
         return None
-    own = next((row for row in report["settings"] if row["setting"] == point["setting"]), {})
-    if not alone and (own.get("quantizer") or "") != quantizer:
+    own = next((row for row in report.settings if row.setting == point.setting), None)
+    if not alone and ((own and own.quantizer) or "") != quantizer:
         return None
-    return {key: point[key] for key in ("setting", "code_bits", "effective_bits", "compression")}
+    return OverviewPoint(**{field.name: getattr(point, field.name) for field in fields(OverviewPoint)})
 
 
-def _clusters(row: dict) -> str:
-    return f"{count(row['n_clusters'])}{' so far' if row['unfinished'] else ''}"
+def _clusters(row: OverviewRow) -> str:
+    return f"{count(row.n_clusters)}{' so far' if row.unfinished else ''}"
 
 
 _STATUS = {
@@ -122,86 +163,84 @@ _STATUS = {
 }
 
 
-def _cliff_cell(row: dict) -> str:
-    if row["status"] == "located":
-        return interval_words(row["lower_bits"], row["upper_bits"])
-    return _STATUS[row["status"]]
+def _cliff_cell(row: OverviewRow) -> str:
+    if row.status == "located":
+        return interval_words(row.lower_bits, row.upper_bits)
+    return _STATUS[row.status]
 
 
-def _point_cell(row: dict) -> str:
-    point = row["operating_point"]
+def _point_cell(row: OverviewRow) -> str:
+    point = row.operating_point
     if point is None:
-        return "cannot tell" if row["insensitive"] else "none"
-    return clean(point["setting"])
+        return "cannot tell" if row.insensitive else "none"
+    return clean(point.setting)
 
 
-def _point_bits(row: dict) -> str:
-    point = row["operating_point"]
-    return effective_text(point["effective_bits"]) if point else DASH
+def _point_bits(row: OverviewRow) -> str:
+    point = row.operating_point
+    return effective_text(point.effective_bits) if point else DASH
 
 
 _COLUMNS = (
-    Column("run", lambda row: clean(row["run"]), numeric=False),
+    Column("run", lambda row: clean(row.run), numeric=False),
+    Column("protocol", lambda row: clean(row.protocol or DASH), numeric=False, optional=True, measured=False),
     Column(
-        "protocol", lambda row: clean(row["protocol"] or DASH), numeric=False, optional=True, measured=False
-    ),
-    Column(
-        "quantizer", lambda row: clean(row["quantizer"] or DASH), numeric=False, optional=True, measured=False
+        "quantizer", lambda row: clean(row.quantizer or DASH), numeric=False, optional=True, measured=False
     ),
     Column("cliff (code bits)", _cliff_cell, numeric=False, short="cliff", keep=True),
-    Column("probability", lambda row: fixed(row["probability"], 2), short="prob."),
+    Column("probability", lambda row: fixed(row.probability, 2), short="prob."),
     Column("operating point", _point_cell, numeric=False),
     Column("effective bits", _point_bits, short="eff. bits", keep=True),
     Column(
         "compression",
-        lambda row: ratio((row["operating_point"] or {}).get("compression")),
+        lambda row: ratio(row.operating_point and row.operating_point.compression),
         short="times smaller",
         optional=True,
         measured=False,
     ),
-    Column("full", lambda row: fixed(row["full_score"])),
+    Column("full", lambda row: fixed(row.full_score)),
     Column("clusters", _clusters),
-    Column("margin", lambda row: f"{row['margin']:g}"),
+    Column("margin", lambda row: f"{row.margin:g}"),
     Column(
         "comparable",
-        lambda row: f"no: {', '.join(row['differs'])}" if row["differs"] else "yes",
+        lambda row: f"no: {', '.join(row.differs)}" if row.differs else "yes",
         numeric=False,
     ),
-    Column("tasks", lambda row: clean(", ".join(row["tasks"])), numeric=False, detail=True),
+    Column("tasks", lambda row: clean(", ".join(row.tasks)), numeric=False, detail=True),
 )
 
 
-def _by_model(rows: list[dict]) -> list[tuple[str, list[dict]]]:
-    models = dict.fromkeys(row["model"] for row in rows)
+def _by_model(rows: list[OverviewRow]) -> list[tuple[str, list[OverviewRow]]]:
+    models = dict.fromkeys(row.model for row in rows)
     return [
-        (clean(model) if model else _NO_MODEL, [row for row in rows if row["model"] == model])
+        (clean(model) if model else _NO_MODEL, [row for row in rows if row.model == model])
         for model in models
     ]
 
 
-def _tables(rows: list[dict]) -> list[tuple[str, Table]]:
-    marked = any(row["differs"] for row in rows)
+def _tables(rows: list[OverviewRow]) -> list[tuple[str, Table]]:
+    marked = any(row.differs for row in rows)
     columns = tuple(column for column in _COLUMNS if marked or column.title != "comparable")
     return [(model, table_of(some, columns)) for model, some in _by_model(rows)]
 
 
-def _words(rows: list[dict]) -> tuple[str, str]:
+def _words(rows: list[OverviewRow]) -> tuple[str, str]:
     """What is set side by side, and what may not be compared."""
-    runs = len({row["run"] for row in rows})
+    runs = len({row.run for row in rows})
     models = len(_by_model(rows))
     head = f"Cliffs of {plural(runs, 'run')}, {plural(models, 'model')}: side by side, never pooled."
-    odd = list(dict.fromkeys(row["run"] for row in rows if row["differs"]))
+    odd = list(dict.fromkeys(row.run for row in rows if row.differs))
     if not odd:
-        return head, f"All have margin {rows[0]['margin']:g} and alpha {rows[0]['alpha']:g}."
+        return head, f"All have margin {rows[0].margin:g} and alpha {rows[0].alpha:g}."
     names = [clean(name) for name in odd[:4]] + ([f"{len(odd) - 4} more"] if len(odd) > 4 else [])
-    usual = next((row for row in rows if not row["differs"]), rows[0])
+    usual = next((row for row in rows if not row.differs), rows[0])
     return head, (
-        f"Not comparable with the others, which have margin {usual['margin']:g}, alpha {usual['alpha']:g} and "
-        f"the {usual['average']} average: {join(names)}."
+        f"Not comparable with the others, which have margin {usual.margin:g}, alpha {usual.alpha:g} and "
+        f"the {usual.average} average: {join(names)}."
     )
 
 
-def show_overview(rows: list[dict], left_out: list[str], console: Console) -> None:
+def show_overview(rows: list[OverviewRow], left_out: list[str], console: Console) -> None:
     """Print one table per model."""
     for words in (*_words(rows), *left_out):
         console.print(words, markup=False, highlight=False, soft_wrap=not console.is_terminal)
@@ -209,7 +248,7 @@ def show_overview(rows: list[dict], left_out: list[str], console: Console) -> No
         show_table(table, console, model)
 
 
-def write_overview(rows: list[dict], left_out: list[str], out: Path) -> dict[str, Path]:
+def write_overview(rows: list[OverviewRow], left_out: list[str], out: Path) -> dict[str, Path]:
     """Write report.json, report.md, report.html and the figure into ``out``; paths by name.
 
     Raises SemkvError where a file cannot be written.
@@ -226,7 +265,7 @@ def write_overview(rows: list[dict], left_out: list[str], out: Path) -> dict[str
         "version": __version__,
     }
     contents = {
-        "report.json": json_bytes({"schema": 1, "overview": rows, "left_out": left_out}),
+        "report.json": json_bytes({"schema": SCHEMA, "overview": plain(rows), "left_out": left_out}),
         "report.md": render("overview.md.j2", page),
         "report.html": render("overview.html.j2", page),
         f"figures/{figure.name}.svg": figure.svg.encode(),
@@ -235,7 +274,7 @@ def write_overview(rows: list[dict], left_out: list[str], out: Path) -> dict[str
     return write_all(out, contents)
 
 
-def draw_overview(rows: list[dict]) -> Drawn:
+def draw_overview(rows: list[OverviewRow]) -> Drawn:
     """Cliff intervals as bars on the bits axis, a row a run, grouped by model."""
     groups = _by_model(rows)
     title = "Cliffs side by side"
@@ -255,42 +294,42 @@ def draw_overview(rows: list[dict]) -> Drawn:
         figure.suptitle(title, x=0.01, ha="left", fontsize=10.5, fontweight="bold")
         settle(figure)
         written = "; ".join(
-            f"{clean(row['model'] or _NO_MODEL)}, {_label(row)}: {_cliff_cell(row)}, operating point {_point_cell(row)}"
+            f"{clean(row.model or _NO_MODEL)}, {_label(row)}: {_cliff_cell(row)}, operating point {_point_cell(row)}"
             for row in rows
         )
         return Drawn("cliff_overview", title, f"{title}. {written}.", svg_text(figure), png_bytes(figure))
 
 
-def _drawn_bits(row: dict) -> list[float]:
-    point = (row["operating_point"] or {}).get("code_bits")
+def _drawn_bits(row: OverviewRow) -> list[float]:
+    point = row.operating_point and row.operating_point.code_bits
     return [
-        *row["grid_bits"],
-        *(bits for bits in (row["lower_bits"], row["upper_bits"], point) if known(bits)),
+        *row.grid_bits,
+        *(bits for bits in (row.lower_bits, row.upper_bits, point) if known(bits)),
     ]
 
 
-def _label(row: dict) -> str:
-    parts = [row["protocol"], row["quantizer"], row["run"]]
+def _label(row: OverviewRow) -> str:
+    parts = [row.protocol, row.quantizer, row.run]
     return clean(", ".join(part for part in dict.fromkeys(parts) if part))
 
 
-def _tick(row: dict) -> str:
+def _tick(row: OverviewRow) -> str:
     """Protocol and quantizer, and below them the run."""
-    what = ", ".join(dict.fromkeys(part for part in (row["protocol"], row["quantizer"]) if part))
-    return "\n".join(shorten(clean(part), 44) for part in dict.fromkeys((what, row["run"])) if part)
+    what = ", ".join(dict.fromkeys(part for part in (row.protocol, row.quantizer) if part))
+    return "\n".join(shorten(clean(part), 44) for part in dict.fromkeys((what, row.run)) if part)
 
 
-def _paint_model(model: str, rows: list[dict], axes: Axes) -> None:
+def _paint_model(model: str, rows: list[OverviewRow], axes: Axes) -> None:
     left, right = axes.get_xlim()
     for place, row in enumerate(rows):
-        colour = PALETTE["muted"] if row["differs"] else PALETTE["vermillion"]
-        axes.plot(row["grid_bits"], [place] * len(row["grid_bits"]), "|-", color=PALETTE["line"], mec=PALETTE["muted"],
+        colour = PALETTE["muted"] if row.differs else PALETTE["vermillion"]
+        axes.plot(row.grid_bits, [place] * len(row.grid_bits), "|-", color=PALETTE["line"], mec=PALETTE["muted"],
                   ms=5, lw=1, zorder=1)  # fmt: skip
         _paint_cliff(row, place, colour, (left, right), axes)
-        point = row["operating_point"]
-        if point and known(point["code_bits"]):
+        point = row.operating_point
+        if point and known(point.code_bits):
             axes.plot(
-                point["code_bits"],
+                point.code_bits,
                 place,
                 "D",
                 ms=6.5,
@@ -305,10 +344,10 @@ def _paint_model(model: str, rows: list[dict], axes: Axes) -> None:
     axes.set_title(shorten(model, 70), loc="left", fontsize=9.5, pad=4)
 
 
-def _paint_cliff(row: dict, place: int, colour: str, ends: tuple[float, float], axes: Axes) -> None:
-    lower, upper = row["lower_bits"], row["upper_bits"]
-    if row["status"] == "undetermined" or (not known(lower) and not known(upper)):
-        bits = row["grid_bits"] or [sum(ends) / 2]
+def _paint_cliff(row: OverviewRow, place: int, colour: str, ends: tuple[float, float], axes: Axes) -> None:
+    lower, upper = row.lower_bits, row.upper_bits
+    if row.status == "undetermined" or (not known(lower) and not known(upper)):
+        bits = row.grid_bits or [sum(ends) / 2]
         axes.text(
             (bits[0] + bits[-1]) / 2, place - 0.12, "not determined", ha="center", va="bottom", fontsize=7.5,
             color=PALETTE["muted"],
@@ -316,16 +355,16 @@ def _paint_cliff(row: dict, place: int, colour: str, ends: tuple[float, float], 
         return
     start = lower if known(lower) else ends[0]
     stop = upper if known(upper) else ends[1]
-    face = "none" if row["differs"] else colour
+    face = "none" if row.differs else colour
     axes.barh(
         place, stop - start, left=start, height=0.46, color=face, ec=colour, lw=1.3, alpha=0.85, zorder=2
     )
-    if row["status"] != "located":
-        tip, marker = (ends[1], ">") if row["status"] == "above_grid" else (ends[0], "<")
+    if row.status != "located":
+        tip, marker = (ends[1], ">") if row.status == "above_grid" else (ends[0], "<")
         axes.plot(tip, place, marker, ms=7, color=colour, clip_on=False, zorder=3)
 
 
-def _keys(rows: list[dict]) -> list:
+def _keys(rows: list[OverviewRow]) -> list:
     found = [
         Patch(
             color=PALETTE["vermillion"],
@@ -333,7 +372,7 @@ def _keys(rows: list[dict]) -> list:
             label="cliff: collapses at its left end, holds at its right",
         )
     ]
-    if any(row["differs"] for row in rows):
+    if any(row.differs for row in rows):
         found.append(Patch(fc="none", ec=PALETTE["muted"], lw=1.3, label="another margin, alpha or average"))
     found.append(Line2D([], [], ls="", marker="D", ms=6.5, color=PALETTE["blue"], label="operating point"))
     found.append(Line2D([], [], ls="-", marker="|", color=PALETTE["muted"], lw=1, label="grid points tested"))

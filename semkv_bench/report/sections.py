@@ -1,6 +1,8 @@
 """Parts of a report beyond the grid: what is left above the cliff, mixes, metrics, deletion, turns."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from semkv_bench.report.access import ordered_settings
 from semkv_bench.report.formatting import (
@@ -17,6 +19,7 @@ from semkv_bench.report.formatting import (
     signed_interval,
 )
 from semkv_bench.report.tables import Column, Table, table_of, with_interval
+from semkv_bench.stats.result import Ranking, Report, Turn, TurnDrift
 
 __all__ = ["Section", "sections"]
 
@@ -34,36 +37,36 @@ class Section:
     tables: tuple[tuple[str, Table], ...]
 
 
-def sections(report: dict) -> list[Section]:
+def sections(report: Report) -> list[Section]:
     """The sections that ``report`` has numbers for, in reading order."""
     made = (_residual(report), _interpolation(report), _rankings(report), _deletion(report), _turns(report))
     return [section for section in made if section is not None]
 
 
-def _difference(row: dict) -> str:
-    return with_interval(signed(row["diff"]), signed_interval(row["diff_ci"]))
+def _difference(row: Any) -> str:
+    return with_interval(signed(row.diff), signed_interval(row.diff_ci))
 
 
-_NAME = Column("setting", lambda row: clean(row["setting"]), numeric=False)
-_VERDICT = Column("finding", lambda row: row["verdict"], numeric=False, keep=True)
+_NAME = Column("setting", lambda row: clean(row.setting), numeric=False)
+_VERDICT = Column("finding", lambda row: row.verdict, numeric=False, keep=True)
 _DIFFERENCE = Column("difference [interval]", _difference)
-_P_ALIKE = Column("p within margin", lambda row: p_value(row["p_equivalence"]), short="p within", detail=True)
-_P_DIFFERENT = Column("p different", lambda row: p_value(row["p_difference"]), short="p diff.")
+_P_ALIKE = Column("p within margin", lambda row: p_value(row.p_equivalence), short="p within", detail=True)
+_P_DIFFERENT = Column("p different", lambda row: p_value(row.p_difference), short="p diff.")
 
 _LINE = (
     _NAME,
     _VERDICT,
-    Column("effective bits", lambda row: fixed(row["effective_bits"]), optional=True, short="eff. bits"),
-    Column("score", lambda row: fixed(row["score"])),
-    Column("line", lambda row: fixed(row["line"])),
+    Column("effective bits", lambda row: fixed(row.effective_bits), optional=True, short="eff. bits"),
+    Column("score", lambda row: fixed(row.score)),
+    Column("line", lambda row: fixed(row.line)),
     _DIFFERENCE,
     _P_ALIKE,
     _P_DIFFERENT,
-    Column("high end", lambda row: fixed(row["high_score"]), detail=True),
-    Column("low end", lambda row: fixed(row["low_score"]), detail=True),
+    Column("high end", lambda row: fixed(row.high_score), detail=True),
+    Column("low end", lambda row: fixed(row.low_score), detail=True),
     Column(
         "ends differ",
-        lambda row: "yes" if row["ends_differ"] else "not shown",
+        lambda row: "yes" if row.ends_differ else "not shown",
         numeric=False,
         short="ends differ",
         detail=True,
@@ -71,24 +74,24 @@ _LINE = (
 )
 
 _RETAINED = (
-    Column("deleted", lambda row: clean(row["setting"]), numeric=False),
-    Column("retained", lambda row: clean(row["against"]) if row["against"] else DASH, numeric=False),
+    Column("deleted", lambda row: clean(row.setting), numeric=False),
+    Column("retained", lambda row: clean(row.against) if row.against else DASH, numeric=False),
     _VERDICT,
-    Column("bits of the deleted", lambda row: fixed(row["effective_bits"]), short="its bits"),
-    Column("bits of the retained", lambda row: fixed(row["against_effective_bits"]), short="kept bits"),
-    Column("score of the deleted", lambda row: fixed(row["score"]), short="its score"),
-    Column("score of the retained", lambda row: fixed(row["against_score"]), short="kept score"),
+    Column("bits of the deleted", lambda row: fixed(row.effective_bits), short="its bits"),
+    Column("bits of the retained", lambda row: fixed(row.against_effective_bits), short="kept bits"),
+    Column("score of the deleted", lambda row: fixed(row.score), short="its score"),
+    Column("score of the retained", lambda row: fixed(row.against_score), short="kept score"),
     _DIFFERENCE,
     _P_ALIKE,
     _P_DIFFERENT,
 )
 
 
-def _interpolation(report: dict) -> Section | None:
-    rows = report.get("interpolation")
+def _interpolation(report: Report) -> Section | None:
+    rows = report.interpolation
     if not rows:
         return None
-    flat = sum(not row["ends_differ"] for row in rows)
+    flat = sum(not row.ends_differ for row in rows)
     note = (
         "A mix keeps a fraction of the tokens at the levels of its high end and the rest at those of its low "
         "end. The line is fraction x score(high end) + (1 - fraction) x score(low end), example by example: "
@@ -110,15 +113,15 @@ def _interpolation(report: dict) -> Section | None:
     )
 
 
-def _tally(rows: list[dict], verdicts: tuple[str, ...], one: str, many: str) -> str:
+def _tally(rows: Sequence[Any], verdicts: tuple[str, ...], one: str, many: str) -> str:
     """How many rows there are of each verdict, as a sentence."""
-    found = [(verdict, [row for row in rows if row["verdict"] == verdict]) for verdict in verdicts]
+    found = [(verdict, [row for row in rows if row.verdict == verdict]) for verdict in verdicts]
     words = [f"{verdict} {len(some)}" for verdict, some in found if some]
     return f"{plural(len(rows), one) if len(rows) == 1 else f'{len(rows)} {many}'}: {', '.join(words)}."
 
 
-def _rankings(report: dict) -> Section | None:
-    groups = report.get("rankings")
+def _rankings(report: Report) -> Section | None:
+    groups = report.rankings
     if not groups:
         return None
     note = (
@@ -132,43 +135,41 @@ def _rankings(report: dict) -> Section | None:
         "Importance metrics ranked",
         " ".join(_group_words(group) for group in groups[:_MOST_NAMED]),
         note,
-        tuple(
-            (_group_caption(group), table_of(group["metrics"], _ranking_columns(group))) for group in groups
-        ),
+        tuple((_group_caption(group), table_of(group.metrics, _ranking_columns(group))) for group in groups),
     )
 
 
-def _group_words(group: dict) -> str:
-    first = [row for row in group["metrics"] if row["rank"][0] == 1]
-    name = clean(group["group"])
-    if len(first) == len(group["metrics"]) and all(row["rank"][1] == len(first) for row in first):
+def _group_words(group: Ranking) -> str:
+    first = [row for row in group.metrics if row.rank[0] == 1]
+    name = clean(group.group)
+    if len(first) == len(group.metrics) and all(row.rank[1] == len(first) for row in first):
         return f"{name}: no two of {len(first)} metrics are separated."
-    names = [clean(row["metric"]) for row in first[:_MOST_NAMED]]
+    names = [clean(row.metric) for row in first[:_MOST_NAMED]]
     if len(first) > _MOST_NAMED:
         names = [*names[: _MOST_NAMED - 1], f"{len(first) - _MOST_NAMED + 1} more"]
     return f"{name}: none is shown to be better than {join(names, 'or')}."
 
 
-def _group_caption(group: dict) -> str:
-    bits = group["effective_bits"]
+def _group_caption(group: Ranking) -> str:
+    bits = group.effective_bits
     price = f", {fixed(bits)} effective bits" if known(bits) else ""
-    if group["kind"] == "prune":
-        return (
-            f"{clean(group['group'])}: {percent(group['keep'])} of the tokens kept, the rest deleted{price}"
-        )
+    if group.kind == "prune":
+        return f"{clean(group.group)}: {percent(group.keep)} of the tokens kept, the rest deleted{price}"
     return (
-        f"{clean(group['group'])}: {percent(group['fraction'])} of the tokens at {group['high']} levels, the rest "
-        f"at {group['low']}{price}"
+        f"{clean(group.group)}: {percent(group.fraction)} of the tokens at {group.high} levels, the rest "
+        f"at {group.low}{price}"
     )
 
 
-def _ranking_columns(group: dict) -> tuple[Column, ...]:
-    shown = "random" if group["control"] else "best"
+def _ranking_columns(group: Ranking) -> tuple[Column, ...]:
+    shown = "random" if group.control else "best"
 
     def against(name: str) -> Column:
         return Column(
             f"difference to {'the best' if name == 'best' else name}",
-            lambda row: with_interval(signed(row[f"diff_{name}"]), signed_interval(row[f"diff_{name}_ci"])),
+            lambda row: with_interval(
+                signed(getattr(row, f"diff_{name}")), signed_interval(getattr(row, f"diff_{name}_ci"))
+            ),
             optional=True,
             measured=False,
             short=f"to {name}",
@@ -178,7 +179,7 @@ def _ranking_columns(group: dict) -> tuple[Column, ...]:
     def chance(name: str) -> Column:
         return Column(
             f"p against {'the best' if name == 'best' else name}",
-            lambda row: p_value(row[f"p_{name}"]),
+            lambda row: p_value(getattr(row, f"p_{name}")),
             optional=True,
             measured=False,
             short=f"p {name}",
@@ -186,11 +187,11 @@ def _ranking_columns(group: dict) -> tuple[Column, ...]:
         )
 
     return (
-        Column("metric", lambda row: clean(row["metric"]), numeric=False),
-        Column("rank", lambda row: _rank(row["rank"]), keep=True),
-        Column("group", lambda row: row["letters"], numeric=False, keep=True),
-        Column("score", lambda row: fixed(row["score"]), keep=True),
-        Column("score interval", lambda row: interval(row["score_ci"]), short="interval", detail=True),
+        Column("metric", lambda row: clean(row.metric), numeric=False),
+        Column("rank", lambda row: _rank(row.rank), keep=True),
+        Column("group", lambda row: row.letters, numeric=False, keep=True),
+        Column("score", lambda row: fixed(row.score), keep=True),
+        Column("score interval", lambda row: interval(row.score_ci), short="interval", detail=True),
         against("best"),
         chance("best"),
         against("random"),
@@ -202,11 +203,11 @@ def _rank(ends: list[int]) -> str:
     return str(ends[0]) if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}"
 
 
-def _deletion(report: dict) -> Section | None:
-    rows = report.get("deletion")
+def _deletion(report: Report) -> Section | None:
+    rows = report.deletion
     if not rows:
         return None
-    matched = [row for row in rows if row["against"]]
+    matched = [row for row in rows if row.against]
     verdicts = ("deletion loses more", "deletion loses less", "alike within the margin", "not decided")
     finding = _tally(matched, verdicts, "comparison", "comparisons")
     note = (
@@ -225,25 +226,25 @@ def _deletion(report: dict) -> Section | None:
 
 _LEFT = (
     _NAME,
-    Column("residual", lambda row: row["residual"], numeric=False, keep=True),
+    Column("residual", lambda row: row.residual, numeric=False, keep=True),
     _DIFFERENCE,
     Column(
-        "drop that would have shown", lambda row: fixed(row["detectable_drop"]), short="drop seen", keep=True
+        "drop that would have shown", lambda row: fixed(row.detectable_drop), short="drop seen", keep=True
     ),
-    Column("p different", lambda row: p_value(row["p_difference"]), short="p diff."),
+    Column("p different", lambda row: p_value(row.p_difference), short="p diff."),
 )
 
 
-def _residual(report: dict) -> Section | None:
-    rows = [row for row in ordered_settings(report) if row.get("residual")]
+def _residual(report: Report) -> Section | None:
+    rows = [row for row in ordered_settings(report) if row.residual]
     if not rows:
         return None
-    floor = [row for row in rows if row["residual"] == "floor"]
+    floor = [row for row in rows if row.residual == "floor"]
     if floor:
         finding = f"Detectably below full: {_some(floor)}."
     else:
         finding = f"Of {plural(len(rows), 'setting')} above the cliff, none is detectably below full."
-    drops = [row["detectable_drop"] for row in rows]
+    drops = [row.detectable_drop for row in rows]
     if all(known(drop) for drop in drops):
         ends = dict.fromkeys((fixed(min(drops)), fixed(max(drops))))
         finding += f" A drop of {join(list(ends), 'to')} would have shown with a chance of 80%."
@@ -255,22 +256,22 @@ def _residual(report: dict) -> Section | None:
     return Section("residual", "What is left above the cliff", finding, note, (("", table_of(rows, _LEFT)),))
 
 
-def _some(rows: list[dict]) -> str:
-    names = [clean(row["setting"]) for row in rows[:_MOST_NAMED]]
+def _some(rows: Sequence[Any]) -> str:
+    names = [clean(row.setting) for row in rows[:_MOST_NAMED]]
     if len(rows) > _MOST_NAMED:
         names = [*names[: _MOST_NAMED - 1], f"{len(rows) - _MOST_NAMED + 1} more"]
     return join(names)
 
 
-def _turns(report: dict) -> Section | None:
-    turns = report.get("turns")
+def _turns(report: Report) -> Section | None:
+    turns = report.turns
     if not turns:
         return None
-    names = [row["setting"] for row in ordered_settings(report)]
-    drift = {row["setting"]: row for row in report.get("turn_drift") or []}
-    rows = [{"setting": name, "drift": drift.get(name)} for name in names]
-    worse = [row for row in drift.values() if row["p"] < report["alpha"] and row["diff"] < 0]
-    better = [row for row in drift.values() if row["p"] < report["alpha"] and row["diff"] > 0]
+    names = [row.setting for row in ordered_settings(report)]
+    drift = {row.setting: row for row in report.turn_drift}
+    rows = [_TurnRow(name, drift.get(name)) for name in names]
+    worse = [row for row in drift.values() if row.p < report.alpha and row.diff < 0]
+    better = [row for row in drift.values() if row.p < report.alpha and row.diff > 0]
     found = [
         f"{_some(some)} {'loses' if len(some) == 1 else 'lose'} {how} in the last turn than in the first"
         for some, how in ((worse, "more"), (better, "less"))
@@ -284,31 +285,38 @@ def _turns(report: dict) -> Section | None:
     )
     columns = (_NAME, *(_turn_column(turn) for turn in turns), *_DRIFT)
     tables = [("", table_of(rows, columns))]
-    if any(result.get("coded_share") is not None for turn in turns for result in turn["settings"].values()):
+    if any(result.coded_share is not None for turn in turns for result in turn.settings.values()):
         shares = (_NAME, *(_share_column(turn) for turn in turns))
         tables.append(("Share of the cache that was coded", table_of(rows, shares)))
     return Section("turns", "Turn by turn", f"{finding}.", note, tuple(tables))
 
 
+@dataclass(frozen=True)
+class _TurnRow:
+    setting: str
+    drift: TurnDrift | None
+
+
 _DRIFT = (
-    Column("change [interval]", lambda row: _difference(row["drift"]) if row["drift"] else DASH),
-    Column("p change", lambda row: p_value(row["drift"]["p"]) if row["drift"] else DASH),
+    Column("change [interval]", lambda row: _difference(row.drift) if row.drift else DASH),
+    Column("p change", lambda row: p_value(row.drift.p) if row.drift else DASH),
 )
 
 
-def _turn_column(turn: dict) -> Column:
-    def cell(row: dict) -> str:
-        result = turn["settings"].get(row["setting"])
+def _turn_column(turn: Turn) -> Column:
+    def cell(row: _TurnRow) -> str:
+        result = turn.settings.get(row.setting)
         if result is None:
             return DASH
-        diff = f" ({signed(result['diff'])})" if known(result["diff"]) else ""
-        return f"{fixed(result['score'])}{diff}"
+        diff = f" ({signed(result.diff)})" if known(result.diff) else ""
+        return f"{fixed(result.score)}{diff}"
 
-    return Column(f"turn {turn['turn'] + 1}", cell)
+    return Column(f"turn {turn.turn + 1}", cell)
 
 
-def _share_column(turn: dict) -> Column:
-    def cell(row: dict) -> str:
-        return percent((turn["settings"].get(row["setting"]) or {}).get("coded_share"))
+def _share_column(turn: Turn) -> Column:
+    def cell(row: _TurnRow) -> str:
+        result = turn.settings.get(row.setting)
+        return percent(result and result.coded_share)
 
-    return Column(f"turn {turn['turn'] + 1}", cell)
+    return Column(f"turn {turn.turn + 1}", cell)

@@ -12,13 +12,11 @@ from rich.console import Console
 from semkv_bench.errors import MissingError, UsageError
 from semkv_bench.report.command import analysed_run, check_out
 from semkv_bench.report.overview import overview_rows, show_overview, write_overview
+from semkv_bench.stats.result import Report
 
 __all__ = ["OVERVIEWS", "make_overview"]
 
 OVERVIEWS = Path("results/overview")
-
-_NEEDED = ("model", "quantizer", "protocol", "reference", "settings", "tasks", "cliff", "operating_point")
-_NEEDED += ("margin", "alpha", "average", "n_examples", "n_clusters", "preregistered")
 
 
 def make_overview(config: DictConfig, given: dict[str, Any], console: Console) -> Path:
@@ -97,32 +95,29 @@ def _names(folders: Sequence[Path]) -> list[str]:
         depth += 1
 
 
-def _report(folder: Path, given: dict[str, Any]) -> dict:
+def _report(folder: Path, given: dict[str, Any]) -> Report:
     if (folder / "protocol.yaml").exists():
         try:
-            report, planned = analysed_run(folder, given)
+            return analysed_run(folder, given)
         except UsageError as error:
             if str(folder) in str(error):
                 raise
             raise UsageError(f"{folder}: {error}") from error
-        return {**report, "planned_examples": planned}
     path = folder / "report.json"
     if not path.exists():
         raise MissingError(
             f"{folder} holds neither a report.json nor records; give folders of runs or reports"
         )
     try:
-        report = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
-    if isinstance(report, dict) and "overview" in report:
+    if isinstance(content, dict) and "overview" in content:
         raise MissingError(f"{folder} holds an overview; give folders of runs or reports")
-    if (
-        not isinstance(report, dict)
-        or report.get("schema") != 1
-        or any(name not in report for name in _NEEDED)
-    ):
-        raise UsageError(f"{path} is not a report of this program (schema 1)")
+    try:
+        report = Report.from_json(content)
+    except ValueError as error:
+        raise UsageError(f"{path} is not a report of this program: {error}") from error
     if given:
         raise UsageError(
             f"{folder} holds a report and no records, so its {', '.join(sorted(given))} cannot change"

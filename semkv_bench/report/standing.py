@@ -8,6 +8,7 @@ import pandas as pd
 
 from semkv_bench.plan.stages import _look
 from semkv_bench.records.folder import read_looks
+from semkv_bench.stats.result import Sequential
 from semkv_bench.stats.spending import Look
 
 __all__ = ["Standing", "last_look"]
@@ -21,6 +22,10 @@ class Standing:
     frame: pd.DataFrame
     complete_at: int
     facts: dict[str, Any]
+
+    def described(self, sequential: Sequential) -> Sequential:
+        """``sequential`` with what only the run folder knows of it."""
+        return replace(sequential, **self.facts)
 
 
 def last_look(path: Path, frame: pd.DataFrame, charter: dict[str, Any]) -> Standing | None:

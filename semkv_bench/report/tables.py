@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 from semkv_bench.report.access import above_margin, ordered_settings, sample_noun
 from semkv_bench.report.formatting import (
@@ -18,6 +20,7 @@ from semkv_bench.report.formatting import (
     signed_interval,
 )
 from semkv_bench.report.verdict import interval_words
+from semkv_bench.stats.result import Cliff, Report, SettingResult, TaskResult
 
 __all__ = [
     "VERDICT_SIGNS",
@@ -52,7 +55,7 @@ class Column:
     """
 
     title: str
-    cell: Callable[[dict], str]
+    cell: Callable[[SettingResult], str]
     numeric: bool = True
     optional: bool = False
     measured: bool = True
@@ -79,39 +82,39 @@ def with_interval(value: str, bounds: str) -> str:
     return value if bounds == DASH else f"{value} {bounds}"
 
 
-_NAME = Column("setting", lambda row: clean(row["setting"]), numeric=False)
+_NAME = Column("setting", lambda row: clean(row.setting), numeric=False)
 
 _MAIN = (
     _NAME,
-    Column("verdict", lambda row: row["verdict"], numeric=False, keep=True),
-    Column("code bits", lambda row: fixed(row["code_bits"])),
-    Column("effective bits", lambda row: fixed(row["effective_bits"]), optional=True, short="eff. bits"),
-    Column("score", lambda row: fixed(row["score"]), keep=True),
+    Column("verdict", lambda row: row.verdict, numeric=False, keep=True),
+    Column("code bits", lambda row: fixed(row.code_bits)),
+    Column("effective bits", lambda row: fixed(row.effective_bits), optional=True, short="eff. bits"),
+    Column("score", lambda row: fixed(row.score), keep=True),
     Column(
         "difference [interval]",
-        lambda row: with_interval(signed(row["diff"]), signed_interval(row["diff_ci"])),
+        lambda row: with_interval(signed(row.diff), signed_interval(row.diff_ci)),
     ),
-    Column("compression", lambda row: ratio(row["compression"]), optional=True, short="times smaller"),
-    Column("p equivalence", lambda row: p_value(row["p_equivalence"]), short="p equiv."),
-    Column("runaway", lambda row: percent(row["runaway_rate"]), optional=True),
-    Column("KL", lambda row: divergence(row["kl"]), optional=True),
+    Column("compression", lambda row: ratio(row.compression), optional=True, short="times smaller"),
+    Column("p equivalence", lambda row: p_value(row.p_equivalence), short="p equiv."),
+    Column("runaway", lambda row: percent(row.runaway_rate), optional=True),
+    Column("KL", lambda row: divergence(row.kl), optional=True),
 )
 
 _NEEDED = "needed"
 _DETAIL = (
     _NAME,
-    Column("kind", lambda row: row["kind"], numeric=False),
-    Column("packed bits", lambda row: fixed(row["packed_bits"]), optional=True),
-    Column("score interval", lambda row: interval(row["score_ci"])),
+    Column("kind", lambda row: row.kind, numeric=False),
+    Column("packed bits", lambda row: fixed(row.packed_bits), optional=True),
+    Column("score interval", lambda row: interval(row.score_ci)),
     Column(
         "percentile bootstrap",
-        lambda row: signed_interval(row.get("bootstrap_ci")),
+        lambda row: signed_interval(row.bootstrap_ci),
         optional=True,
         measured=False,
     ),
     Column(
         "equivalence interval",
-        lambda row: signed_interval(row.get("equivalence_ci")),
+        lambda row: signed_interval(row.equivalence_ci),
         optional=True,
         measured=False,
     ),
@@ -121,14 +124,14 @@ _DETAIL = (
         optional=True,
         measured=False,
     ),
-    Column("detectable drop", lambda row: fixed(row.get("detectable_drop")), optional=True, measured=False),
-    Column("p degraded", lambda row: p_value(row["p_degraded"])),
-    Column("difference detectable", lambda row: _yes_no(row["detectable"]), numeric=False),
-    Column("runaway p", lambda row: p_value(row["runaway_p"]), optional=True),
-    Column("top-1 agreement", lambda row: percent(row["top1_agreement"]), optional=True),
-    Column(_NEEDED, lambda row: row["n_needed_words"]),
-    Column("records", lambda row: count(row["n"])),
-    Column("clusters", lambda row: count(row["n_clusters"])),
+    Column("detectable drop", lambda row: fixed(row.detectable_drop), optional=True, measured=False),
+    Column("p degraded", lambda row: p_value(row.p_degraded)),
+    Column("difference detectable", lambda row: _yes_no(row.detectable), numeric=False),
+    Column("runaway p", lambda row: p_value(row.runaway_p), optional=True),
+    Column("top-1 agreement", lambda row: percent(row.top1_agreement), optional=True),
+    Column(_NEEDED, lambda row: count(row.n_needed)),
+    Column("records", lambda row: count(row.n)),
+    Column("clusters", lambda row: count(row.n_clusters)),
 )
 
 
@@ -136,37 +139,38 @@ def _yes_no(value: bool | None) -> str:
     return DASH if value is None else ("yes" if value else "no")
 
 
-def _worse_better(row: dict) -> str:
-    if row.get("n_worse") is None or row.get("n_better") is None:
+def _worse_better(row: SettingResult) -> str:
+    if row.n_worse is None or row.n_better is None:
         return DASH
-    return f"{count(row['n_worse'])} / {count(row['n_better'])}"
+    return f"{count(row.n_worse)} / {count(row.n_better)}"
 
 
-def settings_table(report: dict) -> Table:
+def settings_table(report: Report) -> Table:
     """The table that carries the verdicts, one row a setting."""
     return _table(report, _MAIN)
 
 
-def detail_table(report: dict) -> Table:
+def detail_table(report: Report) -> Table:
     """The remaining numbers of every setting."""
     needed = f"{sample_noun(report)}s needed"
     columns = tuple(
-        replace(column, title=needed) if column.title == _NEEDED else column for column in _DETAIL
+        replace(column, title=needed, cell=partial(_needed, report)) if column.title == _NEEDED else column
+        for column in _DETAIL
     )
     return _table(report, columns)
 
 
-def _table(report: dict, columns: tuple[Column, ...]) -> Table:
-    settings = [{**row, "n_needed_words": _needed(report, row)} for row in ordered_settings(report)]
-    tested = [index for index, row in enumerate(settings) if row["setting"] != report["reference"]]
+def _table(report: Report, columns: tuple[Column, ...]) -> Table:
+    settings = ordered_settings(report)
+    tested = [index for index, row in enumerate(settings) if row.setting != report.reference]
     return table_of(settings, columns, tested)
 
 
-def _needed(report: dict, row: dict) -> str:
-    return "differs upwards by more than the margin" if above_margin(report, row) else count(row["n_needed"])
+def _needed(report: Report, row: SettingResult) -> str:
+    return "differs upwards by more than the margin" if above_margin(report, row) else count(row.n_needed)
 
 
-def table_of(rows: Sequence[dict], columns: tuple[Column, ...], judged: Sequence[int] | None = None) -> Table:
+def table_of(rows: Sequence[Any], columns: tuple[Column, ...], judged: Sequence[int] | None = None) -> Table:
     """``rows`` under ``columns``; optional columns that are empty in the rows ``judged`` (all) are left out."""
     judged = range(len(rows)) if judged is None else judged
     cells = {column.title: [column.cell(row) for row in rows] for column in columns}
@@ -187,18 +191,18 @@ def table_of(rows: Sequence[dict], columns: tuple[Column, ...], judged: Sequence
     )
 
 
-def interval_table(cliff: dict, most: int = 6) -> Table:
+def interval_table(cliff: Cliff, most: int = 6) -> Table:
     """The likeliest grid intervals of a cliff with their bootstrap probability, likeliest first."""
-    intervals = sorted(cliff["intervals"], key=lambda entry: -entry["probability"])
+    intervals = sorted(cliff.intervals, key=lambda entry: -entry.probability)
     rows = [
-        (interval_words(entry["lower_bits"], entry["upper_bits"]), fixed(entry["probability"]))
+        (interval_words(entry.lower_bits, entry.upper_bits), fixed(entry.probability))
         for entry in intervals[:most]
     ]
     return Table(("cliff interval (code bits)", "probability"), (False, True), tuple(rows))
 
 
-def task_rows(report: dict, settings: list[str]) -> list[tuple[str, list[dict | None]]]:
+def task_rows(report: Report, settings: list[str]) -> list[tuple[str, list[TaskResult | None]]]:
     """Per task, its result under each of ``settings`` (None where it was not run); tasks by name."""
     return [
-        (task, [results.get(name) for name in settings]) for task, results in sorted(report["tasks"].items())
+        (task, [results.get(name) for name in settings]) for task, results in sorted(report.tasks.items())
     ]

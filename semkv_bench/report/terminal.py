@@ -9,7 +9,7 @@ from rich.text import Text
 
 from semkv_bench.report.access import cliffs_of, compared_settings, sample_noun, telling_settings
 from semkv_bench.report.content import incomplete, remarks
-from semkv_bench.report.formatting import DASH, clean, fixed, known, plain_data, plural, signed
+from semkv_bench.report.formatting import DASH, clean, fixed, known, plural, signed
 from semkv_bench.report.sections import sections
 from semkv_bench.report.tables import Table, interval_table, settings_table, task_rows
 from semkv_bench.report.verdict import (
@@ -19,6 +19,7 @@ from semkv_bench.report.verdict import (
     limits,
     operating_point_words,
 )
+from semkv_bench.stats.result import Report
 
 __all__ = ["show", "show_table"]
 
@@ -35,15 +36,15 @@ _NARROW = 60
 _ASCII = str.maketrans({DASH: "-", "…": "~", "≈": "~"})
 
 
-def show(report: dict, context: dict, console: Console) -> None:
+def show(report: Report, context: dict, console: Console) -> None:
     """Print verdict, settings, cliff, operating point and tasks of ``report`` to ``console``.
 
     Tables wider than the console are continued in further tables; plain text where it is no terminal.
     """
-    report, printer = plain_data(report), _Printer(console)
+    printer = _Printer(console)
     printer.line(headline(report), "bold")
     printer.line(limits(report), "dim")
-    if notice := incomplete(report, context):
+    if notice := incomplete(report):
         printer.line(notice, "bold yellow")
     for remark in remarks(report):
         printer.line(remark, "dim")
@@ -79,23 +80,23 @@ def show_table(table: Table, console: Console, title: str) -> None:
     printer.table(table)
 
 
-def _sample_words(report: dict, context: dict) -> str:
+def _sample_words(report: Report, context: dict) -> str:
     sizes = [
-        (report["n_examples"], "example" if sample_noun(report) == "example" else "answer"),
-        (report["n_clusters"], "cluster"),
-        (len(report["tasks"]), "task"),
+        (report.n_examples, "example" if sample_noun(report) == "example" else "answer"),
+        (report.n_clusters, "cluster"),
+        (len(report.tasks), "task"),
     ]
     words = ", ".join(plural(number, noun) for number, noun in sizes)
-    if known(report.get("confidence")):
-        words += f", {100 * report['confidence']:g}% intervals"
+    if known(report.confidence):
+        words += f", {100 * report.confidence:g}% intervals"
     source = context.get("source")
     return f"{words}, from {clean(source)}" if source else words
 
 
-def _show_tasks(report: dict, printer: "_Printer") -> None:
-    reference = report["reference"]
+def _show_tasks(report: Report, printer: "_Printer") -> None:
+    reference = report.reference
     names = telling_settings(report)
-    key = max([len("task"), *(cell_len(clean(task)) for task in report["tasks"])])
+    key = max([len("task"), *(cell_len(clean(task)) for task in report.tasks)])
     room = printer.width - min(key, printer.key_width) - _GAP - len("0.000")
     shown = []
     for name in names:
@@ -103,12 +104,12 @@ def _show_tasks(report: dict, printer: "_Printer") -> None:
         if need <= room:
             shown.append(name)
             room -= need
-    tested = [row["setting"] for row in compared_settings(report)]
+    tested = [row.setting for row in compared_settings(report)]
     shown = [name for name in tested if name in shown]
     rows = []
     for task, (full, *others) in task_rows(report, [reference, *shown]):
-        cells = [signed(result["diff"]) if result else DASH for result in others]
-        rows.append((clean(task), fixed(full["score"]) if full else DASH, *cells))
+        cells = [signed(result.diff) if result else DASH for result in others]
+        rows.append((clean(task), fixed(full.score) if full else DASH, *cells))
     left = len(tested) - len(shown)
     printer.heading(f"Tasks (score under {clean(reference)}, then differences from it)")
     titles = ("task", clean(reference), *(clean(name) for name in shown))

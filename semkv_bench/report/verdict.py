@@ -23,6 +23,7 @@ from semkv_bench.report.formatting import (
     signed,
     signed_interval,
 )
+from semkv_bench.stats.result import Cliff, OperatingPoint, Report, SettingResult
 
 __all__ = [
     "HOLDS",
@@ -40,7 +41,7 @@ HOLDS = ("equivalent", "floor")
 _MOST_NAMED = 3
 
 
-def headline(report: dict) -> str:
+def headline(report: Report) -> str:
     """What the run found, as one sentence without markup, whatever its cliff status and verdicts."""
     if _insensitive(report):
         return (
@@ -50,24 +51,24 @@ def headline(report: dict) -> str:
     return f"{_cliff_sentence(report)}; {_safest(report)}."
 
 
-def limits(report: dict) -> str:
+def limits(report: Report) -> str:
     """What the run cannot say, as one sentence: what is undecided, what would settle it, the margin."""
-    margin = f"the margin of {report['margin']:g}"
-    if report["preregistered"]:
+    margin = f"the margin of {report.margin:g}"
+    if report.preregistered:
         margin += " was fixed before the first record"
     else:
         margin += (
             " is not known to have been fixed before the records were made, so its verdicts are exploratory"
         )
     clauses = [_undecided(report), margin]
-    if _unconfirmed(report["operating_point"]):
+    if _unconfirmed(report.operating_point):
         clauses.insert(1, "the operating point is not confirmed on examples of its own")
     return f"{'; '.join(clauses)}."
 
 
-def subject(report: dict) -> str:
+def subject(report: Report) -> str:
     """The model and quantizers a report is about, in words."""
-    quantizer = report["quantizer"]
+    quantizer = report.quantizer
     names = [quantizer] if isinstance(quantizer, str) else list(quantizer or [])
     return _with(_model(report), join([clean(name) for name in names]))
 
@@ -83,11 +84,11 @@ def interval_words(lower: float | None, upper: float | None) -> str:
     return "not located"
 
 
-def cliff_words(report: dict, quantizer: str | None, cliff: dict) -> str:
+def cliff_words(report: Report, quantizer: str | None, cliff: Cliff) -> str:
     """Where one cliff of ``cliffs_of`` is and how probable that is."""
-    status = cliff["status"]
+    status = cliff.status
     if status == "located":
-        words = f"{interval_words(cliff['lower_bits'], cliff['upper_bits'])} bits"
+        words = f"{interval_words(cliff.lower_bits, cliff.upper_bits)} bits"
     elif status == "above_grid":
         words = f"above the grid (over {bits_text(_end(report, quantizer, cliff)[1])} bits)"
     elif status == "below_grid":
@@ -96,72 +97,70 @@ def cliff_words(report: dict, quantizer: str | None, cliff: dict) -> str:
         words = "not determined"
     else:
         words = "not determined, as no uniform setting was run"
-    likely = cliff["probability"]
+    likely = cliff.probability
     return f"{words}, bootstrap probability {fixed(likely, 2)}" if known(likely) else words
 
 
-def operating_point_words(report: dict) -> str:
+def operating_point_words(report: Report) -> str:
     """The operating point with its price, or why there is none."""
-    point = report["operating_point"]
+    point = report.operating_point
     if point is None:
         return "none: no setting is shown to be equivalent to the reference"
-    if not known(point["effective_bits"]):
-        bits = bits_text(point["code_bits"])
-        return f"{clean(point['setting'])}, {bits} code bits (effective bits not recorded)"
+    if not known(point.effective_bits):
+        bits = bits_text(point.code_bits)
+        return f"{clean(point.setting)}, {bits} code bits (effective bits not recorded)"
     return (
-        f"{clean(point['setting'])}, {effective_text(point['effective_bits'])} effective bits per value, "
-        f"{ratio(point['compression'], 1)} smaller than 16-bit"
+        f"{clean(point.setting)}, {effective_text(point.effective_bits)} effective bits per value, "
+        f"{ratio(point.compression, 1)} smaller than 16-bit"
     )
 
 
-def confirmation_words(report: dict) -> str:
+def confirmation_words(report: Report) -> str:
     """How the operating point fared on examples that were not used to choose it; empty where nobody says."""
-    point = report["operating_point"]
-    if point is None or "confirmation" not in point:
+    point = report.operating_point
+    if point is None or not (point.confirmation or point.confirmation_reason):
         return ""
-    found = point["confirmation"]
+    found = point.confirmation
     if not found:
-        return (
-            f"Not confirmed on examples of its own: {clean(point.get('confirmation_reason') or 'not tried')}."
-        )
-    outcome = "is confirmed as equivalent" if found["confirmed"] else "is not confirmed"
+        return f"Not confirmed on examples of its own: {clean(point.confirmation_reason)}."
+    outcome = "is confirmed as equivalent" if found.confirmed else "is not confirmed"
     noun = sample_noun(report)
-    first, second = count(found["clusters_to_choose"]), count(found["clusters_to_test"])
+    first, second = count(found.clusters_to_choose), count(found.clusters_to_test)
     numbers = (
-        f"difference {signed(found['diff'])} {signed_interval(found['diff_ci'])}, "
-        f"p equivalence {p_value(found['p_equivalence'])}"
+        f"difference {signed(found.diff)} {signed_interval(found.diff_ci)}, "
+        f"p equivalence {p_value(found.p_equivalence)}"
     )
-    if found["setting"] == point["setting"]:
+    if found.setting == point.setting:
         return (
-            f"Chosen on one half of the {noun}s ({first}), {clean(found['setting'])} {outcome} on the other "
+            f"Chosen on one half of the {noun}s ({first}), {clean(found.setting)} {outcome} on the other "
             f"half ({second}): {numbers}."
         )
     return (
-        f"On one half of the {noun}s ({first}) the choice is {clean(found['setting'])}, which {outcome} on the "
-        f"other half ({second}): {numbers}. {clean(point['setting'])} itself is not confirmed that way."
+        f"On one half of the {noun}s ({first}) the choice is {clean(found.setting)}, which {outcome} on the "
+        f"other half ({second}): {numbers}. {clean(point.setting)} itself is not confirmed that way."
     )
 
 
-def _unconfirmed(point: dict | None) -> bool:
+def _unconfirmed(point: OperatingPoint | None) -> bool:
     """Whether the report says of its operating point that it was not confirmed on other examples."""
-    if point is None or "confirmation" not in point:
+    if point is None or not (point.confirmation or point.confirmation_reason):
         return False
-    found = point["confirmation"] or {}
-    return not found.get("confirmed") or found["setting"] != point["setting"]
+    found = point.confirmation
+    return found is None or not found.confirmed or found.setting != point.setting
 
 
-def _model(report: dict) -> str:
-    return clean(report["model"]) if report["model"] else "the model in these records"
+def _model(report: Report) -> str:
+    return clean(report.model) if report.model else "the model in these records"
 
 
 def _with(model: str, quantizers: str) -> str:
     return f"{model} with {quantizers} quantization" if quantizers else model
 
 
-def _cliff_sentence(report: dict) -> str:
+def _cliff_sentence(report: Report) -> str:
     (main, cliff), *others = cliffs_of(report)
     name = _with(_model(report), clean(main)) if others and main else subject(report)
-    if cliff["status"] == "undetermined":
+    if cliff.status == "undetermined":
         sentence = f"the cliff of {name} could not be located: {_tally(report, main)}"
     else:
         sentence = f"{name} {_course(report, main, cliff)}"
@@ -174,38 +173,38 @@ def _cliff_sentence(report: dict) -> str:
     return sentence[0].upper() + sentence[1:] if sentence.startswith("the ") else sentence
 
 
-def _course(report: dict, quantizer: str | None, cliff: dict) -> str:
-    if cliff["status"] == "undetermined":
+def _course(report: Report, quantizer: str | None, cliff: Cliff) -> str:
+    if cliff.status == "undetermined":
         return f"has no located cliff ({_tally(report, quantizer)})"
-    if cliff["status"] == "located":
-        upper = grid_point(cliff["upper_setting"], cliff["upper_bits"])
-        lower = grid_point(cliff["lower_setting"], cliff["lower_bits"], unit="")
+    if cliff.status == "located":
+        upper = grid_point(cliff.upper_setting, cliff.upper_bits)
+        lower = grid_point(cliff.lower_setting, cliff.lower_bits, unit="")
         return f"keeps its quality down to {upper} and collapses at {lower}"
     end = grid_point(*_end(report, quantizer, cliff))
-    if cliff["status"] == "above_grid":
+    if cliff.status == "above_grid":
         return f"has lost quality already at {end}, the most bits tested, so its cliff lies above the grid"
     return f"keeps its quality down to {end}, the fewest bits tested, so its cliff lies below the grid"
 
 
-def _end(report: dict, quantizer: str | None, cliff: dict) -> tuple[str | None, float | None]:
+def _end(report: Report, quantizer: str | None, cliff: Cliff) -> tuple[str | None, float | None]:
     """Name and bits of the end of the grid that a cliff lies beyond."""
-    above = cliff["status"] == "above_grid"
+    above = cliff.status == "above_grid"
     side = "lower" if above else "upper"
-    if known(cliff[f"{side}_bits"]):
-        return cliff[f"{side}_setting"], cliff[f"{side}_bits"]
-    grid = [row for row in cliff_grid(report, quantizer) if known(row["code_bits"])]
+    if known(getattr(cliff, f"{side}_bits")):
+        return getattr(cliff, f"{side}_setting"), getattr(cliff, f"{side}_bits")
+    grid = [row for row in cliff_grid(report, quantizer) if known(row.code_bits)]
     if not grid:
         return None, None
-    row = (max if above else min)(grid, key=lambda row: row["code_bits"])
-    return row["setting"], row["code_bits"]
+    row = (max if above else min)(grid, key=lambda row: row.code_bits)
+    return row.setting, row.code_bits
 
 
-def _tally(report: dict, quantizer: str | None) -> str:
+def _tally(report: Report, quantizer: str | None) -> str:
     grid = cliff_grid(report, quantizer)
     if not grid:
         return "no uniform setting was run, so there is no grid to look in"
-    hold = sum(row["verdict"] in HOLDS for row in grid)
-    lost = sum(row["verdict"] == "degraded" for row in grid)
+    hold = sum(row.verdict in HOLDS for row in grid)
+    lost = sum(row.verdict == "degraded" for row in grid)
     left = len(grid) - hold - lost
     upwards = sum(above_margin(report, row) for row in grid)
     why = f" ({upwards} {_differ(upwards)} upwards by more than the margin)" if upwards else ""
@@ -219,50 +218,50 @@ def _differ(number: int) -> str:
     return "differs" if number == 1 else "differ"
 
 
-def _safest(report: dict) -> str:
-    if report["operating_point"] is None:
+def _safest(report: Report) -> str:
+    if report.operating_point is None:
         return "no setting is shown to be equivalent to the 16-bit cache"
     return f"cheapest safe cache: {operating_point_words(report)}"
 
 
-def _insensitive(report: dict) -> bool:
-    return any(row["verdict"] == "insensitive" for row in report["settings"])
+def _insensitive(report: Report) -> bool:
+    return any(row.verdict == "insensitive" for row in report.settings)
 
 
-def _reference_fails(report: dict) -> bool:
+def _reference_fails(report: Report) -> bool:
     """Whether it is the reference that makes the run blind, as far as the report says."""
-    return not (report.get("assay") or {}).get("reference_above_chance", True)
+    return report.assay is not None and not report.assay.reference_above_chance
 
 
-def _blindness(report: dict) -> str:
+def _blindness(report: Report) -> str:
     reference = reference_row(report)
     if _reference_fails(report):
-        score = f" ({fixed(reference['score'])})" if reference else ""
-        chance = report["assay"].get("chance")
+        score = f" ({fixed(reference.score)})" if reference else ""
+        chance = report.assay.chance
         level = f" of {fixed(chance)}" if known(chance) else ""
-        sample = plural(report["n_clusters"], sample_noun(report))
+        sample = plural(report.n_clusters, sample_noun(report))
         return (
             f"on {sample}, the full-precision score{score} is not shown to be above the chance level{level}"
         )
-    bits = [
-        row["code_bits"] for row in report["settings"] if row["kind"] == "uniform" and known(row["code_bits"])
-    ]
+    bits = [row.code_bits for row in report.settings if row.kind == "uniform" and known(row.code_bits)]
     if bits:
         grid = f"no grid point, down to {bits_text(min(bits))} bits,"
     else:
         grid = "no grid point" if cliff_grid(report, None) else "no uniform setting was run, so none"
     words = f"{grid} is shown to lose quality (no positive control)"
-    return words if "assay" in report else f"{words}, or full precision is not shown to be above chance"
+    return (
+        words if report.assay is not None else f"{words}, or full precision is not shown to be above chance"
+    )
 
 
-def _undecided(report: dict) -> str:
+def _undecided(report: Report) -> str:
     if _insensitive(report):
         if _reference_fails(report):
             return (
                 "It cannot say anything about these settings until full precision is shown to solve the tasks"
             )
         return "It cannot say that any setting is safe until one with fewer levels is seen to collapse"
-    rows = [row for row in tested_settings(report) if row["verdict"] == "inconclusive"]
+    rows = [row for row in tested_settings(report) if row.verdict == "inconclusive"]
     upwards = [row for row in rows if above_margin(report, row)]
     rows = [row for row in rows if row not in upwards]
     clauses = []
@@ -280,21 +279,23 @@ def _undecided(report: dict) -> str:
     )
 
 
-def _some(rows: list[dict]) -> str:
-    names = [clean(row["setting"]) for row in rows[:_MOST_NAMED]]
+def _some(rows: list[SettingResult]) -> str:
+    names = [clean(row.setting) for row in rows[:_MOST_NAMED]]
     if len(rows) > _MOST_NAMED:
         names = [*names[: _MOST_NAMED - 1], f"{len(rows) - _MOST_NAMED + 1} more settings"]
     return join(names)
 
 
-def _sample_words(report: dict, rows: list[dict]) -> str:
+def _sample_words(report: Report, rows: list[SettingResult]) -> str:
     """How many of what the intervals count would settle ``rows``, and how many the most demanding of them has."""
     noun = sample_noun(report)
-    needing = [row for row in rows if known(row["n_needed"])]
+    needing = [row for row in rows if known(row.n_needed)]
     if not needing:
-        return f"{plural(report['n_clusters'], noun)} {'was' if report['n_clusters'] == 1 else 'were'} run"
-    most = max(needing, key=lambda row: row["n_needed"])
+        return f"{plural(report.n_clusters, noun)} {'was' if report.n_clusters == 1 else 'were'} run"
+    most = max(needing, key=lambda row: row.n_needed)
     all_of = "it" if len(rows) == 1 else "all of them"
     what = all_of if len(needing) == len(rows) else f"{len(needing)} of them"
     aside = "" if noun == "example" else ", each an example with all its seeds and turns,"
-    return f"about {plural(most['n_needed'], noun)}{aside} would settle {what}; {count(most['n_clusters'])} were run"
+    return (
+        f"about {plural(most.n_needed, noun)}{aside} would settle {what}; {count(most.n_clusters)} were run"
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -13,7 +13,7 @@ from semkv_bench.errors import UsageError
 from semkv_bench.records.schema import REFERENCE, normalize
 from semkv_bench.stats.bootstrap import percentile_interval, resample_means
 from semkv_bench.stats.cliff import cliff_of, grid_points
-from semkv_bench.stats.comparisons import with_comparisons
+from semkv_bench.stats.comparisons import comparisons
 from semkv_bench.stats.equivalence import (
     Judgement,
     clusters_needed,
@@ -23,16 +23,27 @@ from semkv_bench.stats.equivalence import (
     reference_moments,
 )
 from semkv_bench.stats.guarded import guarded_interval, moments, score_interval, task_weights
+from semkv_bench.stats.names import allocated
 from semkv_bench.stats.operating_point import choose, confirm
 from semkv_bench.stats.options import StatsOptions
 from semkv_bench.stats.pairing import PairedScores, pair
+from semkv_bench.stats.power import residuals, seen_drops
+from semkv_bench.stats.result import (
+    NO_ENDS,
+    Assay,
+    Cliff,
+    Ends,
+    NoiseFloor,
+    OperatingPoint,
+    Report,
+    Sequential,
+    SettingResult,
+    TaskResult,
+)
 from semkv_bench.stats.runaway import exact_mcnemar, paired_counts
 from semkv_bench.stats.spending import Look, spent
 
 __all__ = ["analyze", "chance_level"]
-
-_NO_INTERVAL = [None, None]
-_SIZES = ("n_needed", "n_needed_80")
 
 
 def analyze(
@@ -42,8 +53,8 @@ def analyze(
     chance: Mapping[str, float] | None = None,
     preregistered: bool = False,
     look: Look | None = None,
-) -> dict:
-    """Statistics of one set of records: the object written to report.json (schema 1).
+) -> Report:
+    """Statistics of one set of records.
 
     ``frame`` has one row per example, seed, turn and setting (see :func:`semkv_bench.records.schema.normalize` for
     its columns). ``chance`` is each task's score of a guess that ignores the prompt, 0 where not given.
@@ -61,40 +72,39 @@ def analyze(
     resampled = resample_means(
         paired.differences, paired.tasks, options.average, options.resamples, options.seed
     )
-    settings = _settings(paired, judgement, resampled, options, look)
     cliffs = {
-        name: cliff_of(grid_points(paired, name), judgement, resampled, options)
+        name or "": cliff_of(grid_points(paired, name), judgement, resampled, options, name)
         for name in _quantizers(paired)
     }
-    main = _main_quantizer(paired)
-    report = {
-        "schema": 1,
-        "model": _only(records, "model"),
-        "quantizer": _named(list(cliffs)),
-        "protocol": _only(records, "protocol"),
-        "reference": REFERENCE,
-        "alpha": options.alpha,
-        "margin": options.margin,
-        "average": options.average,
-        "confidence": options.confidence,
-        "resamples": options.resamples,
-        "seed": options.seed,
-        "n_examples": settings[0]["n"],
-        "n_examples_recorded": paired.recorded,
-        "n_repeats_collapsed": paired.repeats,
-        "n_clusters": len(paired.tasks),
-        "preregistered": bool(preregistered),
-        "assay": _assay(judgement, guess),
-        "settings": settings,
-        "tasks": _tasks(paired, options, look),
-        "cliff": {**cliffs[main], "quantizer": main},
-        "cliffs": {name or "": cliff for name, cliff in cliffs.items()},
-        "operating_point": _operating_point(paired, judgement, options, guess, look),
-        "sequential": None if look is None else _sequential(look, options),
-        "noise_floor": _noise_floor(settings),
-        "warnings": _warnings(paired),
-    }
-    return with_comparisons(report, records, paired, judgement, options, look)
+    settings = _settings(paired, judgement, resampled, cliffs, options, look)
+    return Report(
+        model=_only(records, "model"),
+        quantizer=_named(_quantizers(paired)),
+        engine=_only(records, "engine"),
+        protocol=_only(records, "protocol"),
+        reference=REFERENCE,
+        alpha=options.alpha,
+        margin=options.margin,
+        average=options.average,
+        confidence=options.confidence,
+        resamples=options.resamples,
+        seed=options.seed,
+        n_examples=settings[0].n,
+        n_examples_recorded=paired.recorded,
+        n_repeats_collapsed=paired.repeats,
+        n_clusters=len(paired.tasks),
+        preregistered=bool(preregistered),
+        assay=_assay(judgement, guess),
+        settings=settings,
+        tasks=_tasks(paired, options, look),
+        cliff=cliffs[_main_quantizer(paired) or ""],
+        cliffs=cliffs,
+        operating_point=_operating_point(paired, judgement, options, guess, look),
+        sequential=None if look is None else _sequential(look, options),
+        noise_floor=_noise_floor(settings),
+        warnings=_warnings(paired),
+        **comparisons(records, paired, options, look),
+    )
 
 
 def chance_level(paired: PairedScores, options: StatsOptions, chance: Mapping[str, float]) -> float:
@@ -108,7 +118,7 @@ def chance_level(paired: PairedScores, options: StatsOptions, chance: Mapping[st
 
 def _only(records: pd.DataFrame, name: str) -> str | None:
     """The one value of a column that holds at most one."""
-    known = records[name].dropna().unique()
+    known = records[name].dropna().unique() if name in records else ()
     return str(known[0]) if len(known) else None
 
 
@@ -119,8 +129,8 @@ def _quantizers(paired: PairedScores) -> list[str | None]:
     return sorted(found, key=lambda name: (name is None, name or ""))
 
 
-def _named(quantizers: list[str | None]) -> str | list[str] | None:
-    known = [name for name in quantizers if name is not None]
+def _named(quantizers: list[str | None]) -> str | tuple[str, ...] | None:
+    known = tuple(name for name in quantizers if name is not None)
     return (known[0] if len(known) == 1 else known) if known else None
 
 
@@ -133,17 +143,18 @@ def _float(value: float) -> float | None:
     return None if math.isnan(value) else float(value)
 
 
-def _pair(bounds: tuple[np.ndarray, np.ndarray], index: int) -> list[float | None]:
-    return [_float(bounds[0][index]), _float(bounds[1][index])]
+def _pair(bounds: tuple[np.ndarray, np.ndarray], index: int) -> Ends:
+    return (_float(bounds[0][index]), _float(bounds[1][index]))
 
 
 def _settings(
     paired: PairedScores,
     judgement: Judgement,
     resampled: np.ndarray,
+    cliffs: Mapping[str, Cliff],
     options: StatsOptions,
     look: Look | None,
-) -> list[dict]:
+) -> tuple[SettingResult, ...]:
     scores = reference_moments(paired, options.average)
     low, high = score_interval(
         scores, options.confidence if look is None else look.confidence(options.confidence)
@@ -151,25 +162,36 @@ def _settings(
     score_ci = (np.clip(low, 0, 1), np.clip(high, 0, 1))
     shown = intervals(judgement.moments, options, look)
     shown["bootstrap_ci"] = percentile_interval(resampled, options.confidence)
-    return [
-        {
-            "setting": info.name,
-            "kind": info.kind,
-            "quantizer": info.quantizer,
-            "code_bits": info.code_bits,
-            "packed_bits": info.packed_bits,
-            "effective_bits": info.effective_bits,
-            "compression": info.compression,
-            "n": int(paired.evidence[:, i].sum()),
-            "n_clusters": int(judgement.moments.clusters[i]),
-            "n_unpaired": paired.unpaired.get(info.name, 0),
-            "score": float(scores.mean[i]),
-            "score_ci": _pair(score_ci, i),
+    allocations = {each.index: each.description() for each in allocated(paired.settings)}
+    drops = seen_drops(paired, judgement, options, look)
+    below = judgement.detectable & (judgement.moments.mean < 0)
+    left = residuals(paired.settings, judgement.verdicts, below, cliffs)
+    return tuple(
+        SettingResult(
+            setting=info.name,
+            kind=info.kind,
+            quantizer=info.quantizer,
+            method=info.quantizer,
+            code_bits=info.code_bits,
+            packed_bits=info.packed_bits,
+            effective_bits=info.effective_bits,
+            compression=info.compression,
+            n=int(paired.evidence[:, i].sum()),
+            n_clusters=int(judgement.moments.clusters[i]),
+            n_unpaired=paired.unpaired.get(info.name, 0),
+            score=float(scores.mean[i]),
+            score_ci=_pair(score_ci, i),
             **_comparison(paired, judgement, shown, options, i, look),
             **_witnesses(paired, options, i),
-        }
+            allocation=allocations.get(i),
+            detectable_drop=drops[i],
+            residual=left[i],
+        )
         for i, info in enumerate(paired.settings)
-    ]
+    )
+
+
+_CHANCES = ("p_equivalence", "p_equivalence_raw", "p_degraded", "p_degraded_raw", "p_difference")
 
 
 def _comparison(
@@ -181,18 +203,16 @@ def _comparison(
     look: Look | None,
 ) -> dict:
     """The fields of setting ``i`` that compare it with the reference, null for the reference itself."""
-    names = ("p_equivalence", "p_equivalence_raw", "p_degraded", "p_degraded_raw", "p_difference")
     if i == 0:
-        nothing = dict.fromkeys(("reference_score", "diff", *names, "p_mcnemar", "detectable", *_SIZES))
-        empty = {name: list(_NO_INTERVAL) for name in shown}
-        return nothing | empty | dict.fromkeys(("n_worse", "n_better")) | {"verdict": "reference"}
+        nothing = ("diff", "p_equivalence", "p_degraded", "detectable", "n_needed")
+        return dict.fromkeys(nothing) | {"diff_ci": NO_ENDS, "verdict": "reference"}
     worse, better = paired_counts(paired.measures["score"][:, i], paired.references["score"][:, i])
     reference = _average(paired.references["score"][:, i], paired, options)
     return {
         "reference_score": reference,
         "diff": float(judgement.moments.mean[i]),
         **{name: _pair(bounds, i) for name, bounds in shown.items()},
-        **{name: float(getattr(judgement, name)[i]) for name in names},
+        **{name: float(getattr(judgement, name)[i]) for name in _CHANCES},
         "n_worse": worse,
         "n_better": better,
         "p_mcnemar": exact_mcnemar(worse, better),
@@ -226,9 +246,11 @@ def _witnesses(paired: PairedScores, options: StatsOptions, i: int) -> dict:
     }
 
 
-def _tasks(paired: PairedScores, options: StatsOptions, look: Look | None) -> dict:
+def _tasks(
+    paired: PairedScores, options: StatsOptions, look: Look | None
+) -> dict[str, dict[str, TaskResult]]:
     confidence = options.confidence if look is None else look.confidence(options.confidence)
-    out: dict[str, dict] = {}
+    out: dict[str, dict[str, TaskResult]] = {}
     for code, task in enumerate(paired.task_names):
         part = paired.take(np.flatnonzero(paired.tasks == code))
         here = np.flatnonzero(~np.isnan(part.measures["score"]).all(axis=0))
@@ -238,68 +260,68 @@ def _tasks(paired: PairedScores, options: StatsOptions, look: Look | None) -> di
         scores = part.measures["score"][:, here]
         averages = moments(scores, scores, single, options.average).mean
         out[task] = {
-            paired.settings[i].name: {
-                "score": float(averages[k]),
-                "diff": None if i == 0 else float(m.mean[k]),
-                "diff_ci": list(_NO_INTERVAL) if i == 0 else _pair(bounds, k),
-                "n_clusters": int(m.clusters[k]),
-            }
+            paired.settings[i].name: TaskResult(
+                score=float(averages[k]),
+                diff=None if i == 0 else float(m.mean[k]),
+                diff_ci=NO_ENDS if i == 0 else _pair(bounds, k),
+                n_clusters=int(m.clusters[k]),
+            )
             for k, i in enumerate(here)
         }
     return out
 
 
-def _assay(judgement: Judgement, guess: float) -> dict:
-    """Could this measurement have seen a loss?"""
-    return {
-        "sensitive": judgement.reference_works and judgement.positive_control is not None,
-        "positive_control": judgement.positive_control,
-        "reference_above_chance": judgement.reference_works,
-        "reference_low": judgement.reference_low,
-        "chance": guess,
-    }
+def _assay(judgement: Judgement, guess: float) -> Assay:
+    return Assay(
+        sensitive=judgement.reference_works and judgement.positive_control is not None,
+        positive_control=judgement.positive_control,
+        reference_above_chance=bool(judgement.reference_works),
+        reference_low=judgement.reference_low,
+        chance=guess,
+    )
 
 
-def _sequential(look: Look, options: StatsOptions) -> dict:
-    """Where a sequential run stands and what its looks cost."""
-    return {
-        "look": look.number,
-        "looks": len(look.times),
-        "examples": list(look.examples),
-        "information": list(look.times),
-        "alpha_spent": spent(options.alpha, look.so_far[-1]),
-        "alpha_at_look": look.level(options.alpha),
-    }
+def _sequential(look: Look, options: StatsOptions) -> Sequential:
+    return Sequential(
+        look=look.number,
+        looks=len(look.times),
+        examples=tuple(look.examples),
+        information=tuple(look.times),
+        alpha_spent=spent(options.alpha, look.so_far[-1]),
+        alpha_at_look=look.level(options.alpha),
+    )
 
 
 def _operating_point(
     paired: PairedScores, judgement: Judgement, options: StatsOptions, guess: float, look: Look | None
-) -> dict | None:
+) -> OperatingPoint | None:
     info = choose(paired, judgement)
     if info is None:
         return None
     confirmation, reason = confirm(paired, options, guess, look)
-    return {
-        **{k: v for k, v in asdict(info).items() if k in ("code_bits", "effective_bits", "packed_bits")},
-        "setting": info.name,
-        "kind": info.kind,
-        "compression": info.compression,
-        "verdict": "equivalent",
-        "confirmation": confirmation,
-        "confirmation_reason": reason,
-    }
+    return OperatingPoint(
+        setting=info.name,
+        kind=info.kind,
+        code_bits=info.code_bits,
+        packed_bits=info.packed_bits,
+        effective_bits=info.effective_bits,
+        compression=info.compression,
+        verdict=judgement.verdicts[paired.column(info.name)],
+        confirmation=confirmation,
+        confirmation_reason=reason,
+    )
 
 
-def _noise_floor(settings: list[dict]) -> dict | None:
+def _noise_floor(settings: tuple[SettingResult, ...]) -> NoiseFloor | None:
     """The reference against its own repeat, where one was run (kind full under another name)."""
-    repeats = [row for row in settings[1:] if row["kind"] == "full"]
+    repeats = [row for row in settings[1:] if row.kind == "full"]
     if not repeats:
         return None
     names = ("setting", "diff", "diff_ci", "n_worse", "n_better")
-    return {name: repeats[0][name] for name in names}
+    return NoiseFloor(**{name: getattr(repeats[0], name) for name in names})
 
 
-def _warnings(paired: PairedScores) -> list[str]:
+def _warnings(paired: PairedScores) -> tuple[str, ...]:
     found = []
     whole = len(paired.tasks)
     noun = "examples" if paired.evidence[:, 0].sum() == whole else "clusters"
@@ -309,4 +331,4 @@ def _warnings(paired: PairedScores) -> list[str]:
             found.append(f"{info.name} covers {have} of {whole} {noun}")
         if paired.unpaired.get(info.name):
             found.append(f"{info.name}: {paired.unpaired[info.name]} rows without a partner were left out")
-    return found
+    return tuple(found)

@@ -11,6 +11,7 @@ import numpy as np
 from semkv_bench.stats.equivalence import HOLDS, Judgement
 from semkv_bench.stats.options import StatsOptions
 from semkv_bench.stats.pairing import PairedScores
+from semkv_bench.stats.result import Cliff, CliffInterval
 
 __all__ = ["GridPoint", "cliff_of", "grid_points", "locate"]
 
@@ -83,9 +84,13 @@ def locate(states: Sequence[str]) -> tuple[str, int | None, int | None]:
 
 
 def cliff_of(
-    points: Sequence[GridPoint], judgement: Judgement, resampled: np.ndarray, options: StatsOptions
-) -> dict:
-    """The report's ``cliff`` object.
+    points: Sequence[GridPoint],
+    judgement: Judgement,
+    resampled: np.ndarray,
+    options: StatsOptions,
+    quantizer: str | None = None,
+) -> Cliff:
+    """Where the grid of ``quantizer`` falls off.
 
     ``resampled`` [B, S] are bootstrap averages of the differences. In a resample a point is degraded when its
     average drop is beyond the margin and holds otherwise, so each resample has one outcome; ``intervals``
@@ -96,9 +101,9 @@ def cliff_of(
     the reference does not do the task, nothing is located.
     """
     if not judgement.reference_works:
-        return _object("undetermined", None, None, [], points)
+        return _cliff("undetermined", None, None, [], points, quantizer)
     status, low, high = locate([_state(point, judgement.shown) for point in points])
-    return _object(status, low, high, _outcomes(points, resampled, options), points)
+    return _cliff(status, low, high, _outcomes(points, resampled, options), points, quantizer)
 
 
 def _state(point: GridPoint, shown: Sequence[str]) -> str:
@@ -132,13 +137,14 @@ def _outcomes(
     return [(*outcome, total[outcome] / len(resampled)) for outcome in sorted(total, key=place)]
 
 
-def _object(
+def _cliff(
     status: str,
     low: int | None,
     high: int | None,
     outcomes: Sequence[tuple[str, int | None, int | None, float]],
     points: Sequence[GridPoint],
-) -> dict:
+    quantizer: str | None,
+) -> Cliff:
     def bits(index: int | None) -> float | None:
         return None if index is None else points[index].bits
 
@@ -153,15 +159,16 @@ def _object(
     probability = None
     if status != "undetermined":
         probability = math.fsum(outcome[3] for outcome in outcomes if within(outcome))
-    return {
-        "status": status,
-        "lower_bits": bits(low),
-        "upper_bits": bits(high),
-        "lower_setting": name(low),
-        "upper_setting": name(high),
-        "probability": probability,
-        "intervals": [
-            {"lower_bits": bits(lower), "upper_bits": bits(upper), "probability": share, "status": kind}
+    return Cliff(
+        quantizer=quantizer,
+        status=status,
+        lower_bits=bits(low),
+        upper_bits=bits(high),
+        lower_setting=name(low),
+        upper_setting=name(high),
+        probability=probability,
+        intervals=tuple(
+            CliffInterval(lower_bits=bits(lower), upper_bits=bits(upper), probability=share, status=kind)
             for kind, lower, upper, share in outcomes
-        ],
-    }
+        ),
+    )

@@ -4,53 +4,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from semkv_bench.stats.contrast import Contrast, Side, contrast, side_of
-from semkv_bench.stats.equivalence import Judgement
-from semkv_bench.stats.guarded import moments
 from semkv_bench.stats.multiplicity import holm
 from semkv_bench.stats.names import Allocated, allocated
 from semkv_bench.stats.options import StatsOptions
 from semkv_bench.stats.pairing import PairedScores, SettingInfo
-from semkv_bench.stats.power import detectable_drops, residuals
 from semkv_bench.stats.rankings import rankings
+from semkv_bench.stats.result import NO_ENDS, Deletion, Interpolation
 from semkv_bench.stats.spending import Look
 from semkv_bench.stats.turns import by_turn, recorded_units, runaway_detector, turn_drift
 
-__all__ = ["deletion", "interpolation", "with_comparisons"]
+__all__ = ["comparisons", "deletion", "interpolation"]
 
 _SAME_BITS = 1e-6
 # Pruning rounds to whole tokens, so equal memory may be recorded a little apart.
 _SAME_MEMORY = 1.005
 
 
-def with_comparisons(
-    report: dict,
-    records: pd.DataFrame,
-    paired: PairedScores,
-    judgement: Judgement,
-    options: StatsOptions,
-    look: Look | None = None,
-) -> dict:
-    """``report`` with what it says beyond the grid.
-
-    ``interpolation``, ``rankings``, ``deletion``, ``turns`` and ``turn_drift`` are lists, empty where there is
-    nothing to compare; ``runaway_detector`` is an object or null. The rows of ``settings`` say in
-    ``allocation`` which tokens get what, as far as their names do, in ``detectable_drop`` which drop could
-    have been seen, and in ``residual`` what is left above the cliff.
-    """
-    known = {paired.settings[each.index].name: each.description() for each in allocated(paired.settings)}
+def comparisons(
+    records: pd.DataFrame, paired: PairedScores, options: StatsOptions, look: Look | None = None
+) -> dict[str, Any]:
+    """The fields of a report that say what is beyond the grid, empty or null where there is nothing to compare."""
     return {
-        **report,
-        "settings": [
-            {**row, "allocation": known.get(row["setting"]), **more}
-            for row, more in zip(
-                report["settings"], _sensitivity(report, paired, judgement, options, look), strict=True
-            )
-        ],
         "n_units_recorded": recorded_units(records),
         "n_turns": int(records["turn"].nunique()),
         "interpolation": interpolation(paired, options, look),
@@ -62,23 +42,9 @@ def with_comparisons(
     }
 
 
-def _sensitivity(
-    report: dict, paired: PairedScores, judgement: Judgement, options: StatsOptions, look: Look | None
-) -> list[dict]:
-    """``detectable_drop`` and ``residual`` of every setting, null for the reference."""
-    reference = moments(
-        paired.references["score"], paired.references["score"], paired.tasks, options.average
-    ).mean
-    drops = detectable_drops(judgement.moments, reference, options, look)
-    below = judgement.detectable & (judgement.moments.mean < 0)
-    left = residuals(paired.settings, judgement.verdicts, below, report["cliffs"])
-    return [
-        {"detectable_drop": None if i == 0 or np.isnan(drop) else float(drop), "residual": left[i]}
-        for i, drop in enumerate(drops)
-    ]
-
-
-def interpolation(paired: PairedScores, options: StatsOptions, look: Look | None = None) -> list[dict]:
+def interpolation(
+    paired: PairedScores, options: StatsOptions, look: Look | None = None
+) -> tuple[Interpolation, ...]:
     """Is the score of a two-level mix on the line between its ends?
 
     One entry per mix whose two ends were run as uniform settings (or as mixes of fraction 0 and 1): the
@@ -90,7 +56,7 @@ def interpolation(paired: PairedScores, options: StatsOptions, look: Look | None
     ends = [(mix, _end(paired, mix, mix.high, 1.0), _end(paired, mix, mix.low, 0.0)) for mix in mixes]
     ends = [found for found in ends if None not in found]
     if not ends:
-        return []
+        return ()
     mixes = [mix for mix, _, _ in ends]
     share = np.array([mix.share for mix in mixes])
     high, low = (side_of(paired, [found[k] for found in ends]) for k in (1, 2))
@@ -99,24 +65,24 @@ def interpolation(paired: PairedScores, options: StatsOptions, look: Look | None
     apart = contrast(high, low, paired.tasks, options, look)
     words = ("on the line", "above the line", "below the line")
     judged = _judged(result, options, words)
-    return [
-        {
+    return tuple(
+        Interpolation(
             **_named(paired.settings[mix.index]),
-            "metric": mix.metric,
-            "high": mix.high,
-            "low": mix.low,
-            "fraction": mix.share,
-            "high_setting": paired.settings[top].name,
-            "low_setting": paired.settings[bottom].name,
-            "high_score": apart.value("first", k),
-            "low_score": apart.value("second", k),
-            "ends_differ": bool(apart.p_difference[k] < options.alpha),
-            "score": result.value("first", k),
-            "line": result.value("second", k),
+            metric=mix.metric,
+            high=mix.high,
+            low=mix.low,
+            fraction=mix.share,
+            high_setting=paired.settings[top].name,
+            low_setting=paired.settings[bottom].name,
+            high_score=apart.value("first", k),
+            low_score=apart.value("second", k),
+            ends_differ=bool(apart.p_difference[k] < options.alpha),
+            score=result.value("first", k),
+            line=result.value("second", k),
             **judged[k],
-        }
+        )
         for k, (mix, top, bottom) in enumerate(ends)
-    ]
+    )
 
 
 def _mixed(high: np.ndarray, low: np.ndarray, share: np.ndarray) -> np.ndarray:
@@ -147,7 +113,7 @@ def _end(paired: PairedScores, mix: Allocated, levels: int, share: float) -> int
     return min(alike, key=lambda other: (other.metric != mix.metric, other.metric)).index if alike else None
 
 
-def deletion(paired: PairedScores, options: StatsOptions, look: Look | None = None) -> list[dict]:
+def deletion(paired: PairedScores, options: StatsOptions, look: Look | None = None) -> tuple[Deletion, ...]:
     """Is it better to delete tokens, or to keep all of them at fewer bits, for the same memory?
 
     Every pruned setting is compared with the uniform and the mixed setting of each quantizer that are nearest
@@ -167,33 +133,33 @@ def deletion(paired: PairedScores, options: StatsOptions, look: Look | None = No
     words = ("alike within the margin", "deletion loses less", "deletion loses more")
     judged = dict(zip(matched, _judged(result, options, words), strict=True))
     scores = {pair: (result.value("first", k), result.value("second", k)) for k, pair in enumerate(matched)}
-    return [_deleted(paired, pair, metrics, judged, scores) for pair in pairs]
+    return tuple(_deleted(paired, pair, metrics, judged, scores) for pair in pairs)
 
 
-def _deleted(paired: PairedScores, pair: tuple, metrics: dict[int, str], judged: dict, scores: dict) -> dict:
+def _deleted(
+    paired: PairedScores, pair: tuple, metrics: dict[int, str], judged: dict, scores: dict
+) -> Deletion:
     pruned, kept = paired.settings[pair[0]], None if pair[1] is None else paired.settings[pair[1]]
     score, against = scores.get(pair, (None, None))
-    return {
-        "setting": pruned.name,
-        "metric": metrics.get(pair[0]),
-        "effective_bits": pruned.effective_bits,
-        "score": score,
-        "against": kept and kept.name,
-        "against_kind": kept and kept.kind,
-        "against_effective_bits": kept and kept.effective_bits,
-        "against_score": against,
+    return Deletion(
+        setting=pruned.name,
+        metric=metrics.get(pair[0]),
+        effective_bits=pruned.effective_bits,
+        score=score,
+        against=kept and kept.name,
+        against_kind=kept and kept.kind,
+        against_effective_bits=kept and kept.effective_bits,
+        against_score=against,
         **judged.get(pair, _UNMATCHED),
-    }
+    )
 
 
 _UNMATCHED = {
     "n_clusters": 0,
     "diff": None,
-    "diff_ci": [None, None],
+    "diff_ci": NO_ENDS,
     "p_difference": None,
-    "p_difference_raw": None,
     "p_equivalence": None,
-    "p_equivalence_raw": None,
     "verdict": "nothing to compare with",
 }
 

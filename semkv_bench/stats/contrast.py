@@ -10,6 +10,7 @@ from semkv_bench.stats.equivalence import over_all_looks, p_within
 from semkv_bench.stats.guarded import TIE, guarded_interval, moments, p_above, p_below
 from semkv_bench.stats.options import StatsOptions
 from semkv_bench.stats.pairing import PairedScores
+from semkv_bench.stats.result import Ends
 from semkv_bench.stats.spending import Look
 
 __all__ = ["Contrast", "Side", "contrast", "side_of"]
@@ -42,10 +43,10 @@ class Contrast:
     p_equivalence: np.ndarray
     p_difference: np.ndarray
 
-    def interval(self, k: int) -> list[float | None]:
+    def interval(self, k: int) -> Ends:
         """Ends of the interval of column ``k``, null where there is none."""
-        ends = (self.low[k], self.high[k])
-        return [None if np.isnan(end) else float(end) for end in ends]
+        low, high = (None if np.isnan(end) else float(end) for end in (self.low[k], self.high[k]))
+        return (low, high)
 
     def value(self, name: str, k: int) -> float | None:
         """Field ``name`` of column ``k``, null where it is NaN."""

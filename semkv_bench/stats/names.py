@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from semkv_bench.records.names import parts
 from semkv_bench.stats.pairing import SettingInfo
+from semkv_bench.stats.result import Allocation
 
 __all__ = ["Allocated", "allocated"]
 
@@ -39,13 +40,13 @@ class Allocated:
         body = f"L{self.high}/{self.low}@{self.share:g}" if self.kind == "mixed" else f"prune@{self.share:g}"
         return f"{self.family}-{body}" if self.family else body
 
-    def description(self) -> dict:
-        """The parts as a report gives them; levels and fraction of a mix, or the share kept."""
+    def description(self) -> Allocation:
+        """The parts as a report gives them."""
         if self.kind == "mixed":
             parts = {"high": self.high, "low": self.low, "fraction": self.share}
         else:
             parts = {"keep": self.share}
-        return {"group": self.label, "metric": self.metric, **parts}
+        return Allocation(group=self.label, metric=self.metric, **parts)
 
 
 def allocated(settings: Sequence[SettingInfo]) -> list[Allocated]:

@@ -14,6 +14,7 @@ from semkv_bench.stats.guarded import guarded_interval
 from semkv_bench.stats.multiplicity import shares
 from semkv_bench.stats.options import StatsOptions
 from semkv_bench.stats.pairing import PairedScores, SettingInfo
+from semkv_bench.stats.result import Confirmation
 from semkv_bench.stats.spending import Look
 
 __all__ = ["choose", "clusters_needed_at_best", "clusters_to_confirm", "confirm"]
@@ -70,7 +71,7 @@ def clusters_needed_at_best(settings: Sequence[SettingInfo], options: StatsOptio
 
 def confirm(
     paired: PairedScores, options: StatsOptions, chance: float, look: Look | None = None
-) -> tuple[dict | None, str | None]:
+) -> tuple[Confirmation | None, str | None]:
     """Choose on a seeded half of each task's clusters, test that one setting on the other half.
 
     Returns the result and None, or None and the reason why there is no confirmation. The choice is made with
@@ -100,15 +101,15 @@ def confirm(
     low, high = guarded_interval(
         m, options.confidence if look is None else look.confidence(options.confidence)
     )
-    result = {
-        "setting": chosen.name,
-        "clusters_to_choose": len(first),
-        "clusters_to_test": int(m.clusters[0]),
-        "diff": float(m.mean[0]),
-        "diff_ci": [float(low[0]), float(high[0])],
-        "p_equivalence": p,
-        "confirmed": p < options.alpha,
-    }
+    result = Confirmation(
+        setting=chosen.name,
+        clusters_to_choose=len(first),
+        clusters_to_test=int(m.clusters[0]),
+        diff=float(m.mean[0]),
+        diff_ci=(float(low[0]), float(high[0])),
+        p_equivalence=p,
+        confirmed=p < options.alpha,
+    )
     return result, None
 
 

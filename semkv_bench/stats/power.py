@@ -8,17 +8,30 @@ from dataclasses import replace
 import numpy as np
 from scipy import stats
 
-from semkv_bench.stats.guarded import Moments, upper_side
+from semkv_bench.stats.equivalence import Judgement
+from semkv_bench.stats.guarded import Moments, moments, upper_side
 from semkv_bench.stats.options import StatsOptions
-from semkv_bench.stats.pairing import SettingInfo
+from semkv_bench.stats.pairing import PairedScores, SettingInfo
+from semkv_bench.stats.result import Cliff
 from semkv_bench.stats.spending import Look
 
-__all__ = ["POWER", "detectable_drops", "residuals"]
+__all__ = ["POWER", "detectable_drops", "residuals", "seen_drops"]
 
 POWER = 0.8
 HOLDING = ("equivalent", "floor")
 _STEPS = 1000
 _SAME_BITS = 1e-9
+
+
+def seen_drops(
+    paired: PairedScores, judgement: Judgement, options: StatsOptions, look: Look | None = None
+) -> list[float | None]:
+    """``detectable_drops`` of every setting, None for the reference and where no drop could have been seen."""
+    reference = moments(
+        paired.references["score"], paired.references["score"], paired.tasks, options.average
+    ).mean
+    drops = detectable_drops(judgement.moments, reference, options, look)
+    return [None if i == 0 or np.isnan(drop) else float(drop) for i, drop in enumerate(drops)]
 
 
 def detectable_drops(
@@ -76,7 +89,7 @@ def residuals(
     settings: Sequence[SettingInfo],
     verdicts: Sequence[str],
     below: np.ndarray,
-    cliffs: Mapping[str, Mapping],
+    cliffs: Mapping[str, Cliff],
 ) -> list[str | None]:
     """Per setting ``floor`` or ``not detected`` above the cliff, None elsewhere.
 
@@ -86,7 +99,8 @@ def residuals(
     found: list[str | None] = []
     for i, info in enumerate(settings):
         if info.kind == "uniform":
-            edge = cliffs.get(info.quantizer or "", {}).get("upper_bits")
+            cliff = cliffs.get(info.quantizer or "")
+            edge = cliff and cliff.upper_bits
             above = edge is not None and info.code_bits is not None and info.code_bits >= edge - _SAME_BITS
         else:
             above = info.kind != "full" and verdicts[i] in HOLDING

@@ -14,6 +14,7 @@ from semkv_bench.stats.multiplicity import holm
 from semkv_bench.stats.names import Allocated, allocated
 from semkv_bench.stats.options import StatsOptions
 from semkv_bench.stats.pairing import PairedScores
+from semkv_bench.stats.result import NO_ENDS, MetricPair, RankedMetric, Ranking
 from semkv_bench.stats.spending import Look
 
 __all__ = ["letters", "rankings"]
@@ -21,7 +22,7 @@ __all__ = ["letters", "rankings"]
 CONTROL = "random"
 
 
-def rankings(paired: PairedScores, options: StatsOptions, look: Look | None = None) -> list[dict]:
+def rankings(paired: PairedScores, options: StatsOptions, look: Look | None = None) -> tuple[Ranking, ...]:
     """One entry per allocation that several metrics share: same levels and fraction, or same share kept.
 
     Per metric: its score, the paired difference to the best metric of the sample and to ``random``, each with
@@ -41,8 +42,8 @@ def rankings(paired: PairedScores, options: StatsOptions, look: Look | None = No
         members = list({each.metric: each for each in group}.values())
         if len(members) > 1:
             found.append(_ranking(paired, options, look, members, scores.mean, bounds))
-    return sorted(
-        found, key=lambda entry: (entry["kind"] != "mixed", -(entry["effective_bits"] or 0), entry["group"])
+    return tuple(
+        sorted(found, key=lambda each: (each.kind != "mixed", -(each.effective_bits or 0), each.group))
     )
 
 
@@ -53,7 +54,7 @@ def _ranking(
     members: list[Allocated],
     scores: np.ndarray,
     bounds: np.ndarray,
-) -> dict:
+) -> Ranking:
     members = sorted(members, key=lambda each: (-scores[each.index], each.metric))
     pairs = list(itertools.combinations(range(len(members)), 2))
     first, second = (side_of(paired, [members[pair[k]].index for pair in pairs]) for k in (0, 1))
@@ -68,47 +69,47 @@ def _ranking(
     marks = letters(separated != 0)
     control = next((i for i, each in enumerate(members) if each.metric.split(":")[0] == CONTROL), None)
     info = paired.settings[members[0].index]
-    return {
-        "group": members[0].label,
-        "kind": members[0].kind,
-        "quantizer": info.quantizer,
-        "high": members[0].high,
-        "low": members[0].low,
-        "fraction": members[0].share if members[0].kind == "mixed" else None,
-        "keep": members[0].share if members[0].kind == "prune" else None,
-        "code_bits": info.code_bits,
-        "effective_bits": info.effective_bits,
-        "best": members[0].metric,
-        "control": None if control is None else members[control].metric,
-        "metrics": [
-            {
-                "metric": each.metric,
-                "setting": paired.settings[each.index].name,
-                "score": float(scores[each.index]),
-                "score_ci": [float(end) for end in bounds[:, each.index]],
+    return Ranking(
+        group=members[0].label,
+        kind=members[0].kind,
+        quantizer=info.quantizer,
+        high=members[0].high,
+        low=members[0].low,
+        fraction=members[0].share if members[0].kind == "mixed" else None,
+        keep=members[0].share if members[0].kind == "prune" else None,
+        code_bits=info.code_bits,
+        effective_bits=info.effective_bits,
+        best=members[0].metric,
+        control=None if control is None else members[control].metric,
+        metrics=tuple(
+            RankedMetric(
+                metric=each.metric,
+                setting=paired.settings[each.index].name,
+                score=float(scores[each.index]),
+                score_ci=(float(bounds[0, each.index]), float(bounds[1, each.index])),
                 **_against(result, adjusted, place, i, 0, "best"),
                 **_against(result, adjusted, place, i, control, CONTROL),
-                "rank": [
+                rank=(
                     1 + int((separated[i] < 0).sum()),
                     len(members) - int((separated[i] > 0).sum()),
-                ],
-                "letters": marks[i],
-            }
+                ),
+                letters=marks[i],
+            )
             for i, each in enumerate(members)
-        ],
-        "pairs": [
-            {
-                "first": members[a].metric,
-                "second": members[b].metric,
-                "n_clusters": int(result.clusters[k]),
-                "diff": result.value("mean", k),
-                "diff_ci": result.interval(k),
-                "p": float(adjusted[k]),
-                "p_raw": float(result.p_difference[k]),
-            }
+        ),
+        pairs=tuple(
+            MetricPair(
+                first=members[a].metric,
+                second=members[b].metric,
+                n_clusters=int(result.clusters[k]),
+                diff=result.value("mean", k),
+                diff_ci=result.interval(k),
+                p=float(adjusted[k]),
+                p_raw=float(result.p_difference[k]),
+            )
             for (a, b), k in place.items()
-        ],
-    }
+        ),
+    )
 
 
 def _against(
@@ -116,11 +117,11 @@ def _against(
 ) -> dict:
     """Difference of member ``i`` to member ``other``; nothing to say of a member against itself."""
     if other is None or i == other:
-        return {f"diff_{name}": None, f"diff_{name}_ci": [None, None], f"p_{name}": None}
+        return {f"diff_{name}": None, f"diff_{name}_ci": NO_ENDS, f"p_{name}": None}
     k = place[min(i, other), max(i, other)]
     diff, ends = result.value("mean", k), result.interval(k)
     if i > other and diff is not None:
-        diff, ends = -diff + 0.0, [-end + 0.0 for end in reversed(ends)]
+        diff, ends = -diff + 0.0, (-ends[1] + 0.0, -ends[0] + 0.0)
     return {f"diff_{name}": diff, f"diff_{name}_ci": ends, f"p_{name}": float(adjusted[k])}
 
 

@@ -12,6 +12,7 @@ from semkv_bench.stats.guarded import guarded_interval, moments, score_interval
 from semkv_bench.stats.multiplicity import holm
 from semkv_bench.stats.options import StatsOptions
 from semkv_bench.stats.pairing import PairedScores, pair
+from semkv_bench.stats.result import NO_ENDS, RunawayDetector, Turn, TurnDrift, TurnResult
 from semkv_bench.stats.spending import Look
 
 __all__ = ["by_turn", "recorded_units", "runaway_detector", "turn_drift"]
@@ -29,11 +30,11 @@ def recorded_units(records: pd.DataFrame) -> int:
     return len(whole[["task", "example_id", "seed"]].drop_duplicates())
 
 
-def by_turn(records: pd.DataFrame, options: StatsOptions, look: Look | None = None) -> list[dict]:
+def by_turn(records: pd.DataFrame, options: StatsOptions, look: Look | None = None) -> tuple[Turn, ...]:
     """Score and paired difference of every setting in every turn; empty where there is but one turn."""
     numbers = sorted(records["turn"].unique())
     if len(numbers) < 2:
-        return []
+        return ()
     # A turn may come before anything is coded, so reads of the cache are asked of the whole run only.
     records = records.drop(columns="quantized_reads", errors="ignore")
     found = []
@@ -41,10 +42,10 @@ def by_turn(records: pd.DataFrame, options: StatsOptions, look: Look | None = No
         part = records[records["turn"] == number]
         if (part["setting"] == REFERENCE).any() and (part["setting"] != REFERENCE).any():
             found.append(_turn(int(number), part.reset_index(drop=True), options, look))
-    return found
+    return tuple(found)
 
 
-def _turn(number: int, records: pd.DataFrame, options: StatsOptions, look: Look | None) -> dict:
+def _turn(number: int, records: pd.DataFrame, options: StatsOptions, look: Look | None) -> Turn:
     paired = pair(records, options)
     here = np.flatnonzero(~np.isnan(paired.measures["score"]).all(axis=0))
     scores = paired.measures["score"][:, here]
@@ -52,20 +53,20 @@ def _turn(number: int, records: pd.DataFrame, options: StatsOptions, look: Look 
     low, high = guarded_interval(differences, _confidence(options, look))
     averages = moments(scores, scores, paired.tasks, options.average).mean
     shares = _shares(records)
-    return {
-        "turn": number,
-        "n_clusters": len(paired.tasks),
-        "settings": {
-            paired.settings[i].name: {
-                "score": float(averages[k]),
-                "diff": None if i == 0 else float(differences.mean[k]),
-                "diff_ci": [None, None] if i == 0 else [float(low[k]), float(high[k])],
-                "n_clusters": int(differences.clusters[k]),
-                "coded_share": shares.get(paired.settings[i].name),
-            }
+    return Turn(
+        turn=number,
+        n_clusters=len(paired.tasks),
+        settings={
+            paired.settings[i].name: TurnResult(
+                score=float(averages[k]),
+                diff=None if i == 0 else float(differences.mean[k]),
+                diff_ci=NO_ENDS if i == 0 else (float(low[k]), float(high[k])),
+                n_clusters=int(differences.clusters[k]),
+                coded_share=shares.get(paired.settings[i].name),
+            )
             for k, i in enumerate(here)
         },
-    }
+    )
 
 
 def _shares(records: pd.DataFrame) -> dict[str, float]:
@@ -79,7 +80,7 @@ def _shares(records: pd.DataFrame) -> dict[str, float]:
 
 def turn_drift(
     records: pd.DataFrame, paired: PairedScores, options: StatsOptions, look: Look | None = None
-) -> list[dict]:
+) -> tuple[TurnDrift, ...]:
     """Does a setting lose more in the last turn than in the first? One entry per setting but the reference.
 
     The difference from the reference in the last turn less that in the first, conversation by conversation;
@@ -88,23 +89,23 @@ def turn_drift(
     numbers = sorted(records["turn"].unique())
     names = [info.name for info in paired.settings[1:] if info.kind != "full"]
     if len(numbers) < 2 or not names:
-        return []
+        return ()
     first, last = numbers[0], numbers[-1]
     tasks, sides = _sides(records, names, (first, last))
     result = contrast(sides[last], sides[first], tasks, options, look)
     adjusted = holm(result.p_difference)
-    return [
-        {
-            "setting": name,
-            "first_turn": int(first),
-            "last_turn": int(last),
-            "n_clusters": int(result.clusters[k]),
-            "diff": _doubled(result.value("mean", k)),
-            "diff_ci": [_doubled(end) for end in result.interval(k)],
-            "p": float(adjusted[k]),
-        }
+    return tuple(
+        TurnDrift(
+            setting=name,
+            first_turn=int(first),
+            last_turn=int(last),
+            n_clusters=int(result.clusters[k]),
+            diff=_doubled(result.value("mean", k)),
+            diff_ci=(_doubled(result.interval(k)[0]), _doubled(result.interval(k)[1])),
+            p=float(adjusted[k]),
+        )
         for k, name in enumerate(names)
-    ]
+    )
 
 
 def _doubled(value: float | None) -> float | None:
@@ -134,7 +135,7 @@ def _sides(
 
 def runaway_detector(
     records: pd.DataFrame, paired: PairedScores, options: StatsOptions, look: Look | None = None
-) -> dict | None:
+) -> RunawayDetector | None:
     """How often the reference's own outputs count as runaway: the detector's rate of false alarms.
 
     ``loops`` are those that looped. Where records have no ``loop``, an output that was stopped short of its
@@ -149,14 +150,14 @@ def runaway_detector(
     m = moments(values, values, paired.tasks, options.average)
     low, high = score_interval(m, _confidence(options, look))
     loops, exact = _loops(records, flagged)
-    return {
-        "outputs": len(known),
-        "runaway": len(flagged),
-        "rate": float(m.mean[0]),
-        "rate_ci": [float(np.clip(end[0], 0, 1)) for end in (low, high)],
-        "loops": loops,
-        "loops_exact": exact,
-    }
+    return RunawayDetector(
+        outputs=len(known),
+        runaway=len(flagged),
+        rate=float(m.mean[0]),
+        rate_ci=(float(np.clip(low[0], 0, 1)), float(np.clip(high[0], 0, 1))),
+        loops=loops,
+        loops_exact=exact,
+    )
 
 
 def _loops(records: pd.DataFrame, flagged: pd.DataFrame) -> tuple[int | None, bool]:

@@ -6,9 +6,9 @@ import json
 import pandas as pd
 import pytest
 from rich.console import Console
+from typed import analyze, headline, limits, show, write
 
-from semkv_bench.report import headline, limits, show, write
-from semkv_bench.stats import StatsOptions, analyze
+from semkv_bench.stats import StatsOptions
 
 
 @pytest.fixture(scope="module")

@@ -4,15 +4,17 @@ import io
 import itertools
 import math
 import xml.etree.ElementTree as ElementTree
+from types import SimpleNamespace
 
 import matplotlib
 import numpy as np
 import pytest
 from PIL import Image
+from typed import draw_all
 
 from semkv_bench.report import figures
 from semkv_bench.report.axes import drawing, new_figure, set_bits_axis
-from semkv_bench.report.figures import GRID_FIGURES, draw_all
+from semkv_bench.report.figures import GRID_FIGURES
 
 GRIDS = {
     "paper": [2, 3, 4, 5, 6, 7, 8],
@@ -79,7 +81,7 @@ def test_the_ends_of_the_cliff_keep_their_labels():
     ],
 )
 def test_ticks_name_levels_only_where_the_settings_do(names, text):
-    rows = [{"setting": name, "code_bits": 4.0, "kind": "uniform"} for name in names]
+    rows = [SimpleNamespace(setting=name, code_bits=4.0, kind="uniform") for name in names]
     assert figures._tick_label(rows) == text
 
 

@@ -9,10 +9,9 @@ import resource
 
 import numpy as np
 import pytest
+from typed import headline, incomplete, limits, samples, write
 
 from semkv_bench.errors import SemkvError
-from semkv_bench.report import headline, limits, write
-from semkv_bench.report.content import incomplete, samples
 from semkv_bench.report.document import json_bytes
 from semkv_bench.report.files import write_all
 

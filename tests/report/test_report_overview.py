@@ -6,12 +6,13 @@ import json
 
 import pytest
 from rich.console import Console
+from typed import overview_rows
 
 from semkv_bench.cli import main
 from semkv_bench.report import figures
 from semkv_bench.report.command import portable
 from semkv_bench.report.document import json_bytes
-from semkv_bench.report.overview import draw_overview, overview_rows, show_overview, write_overview
+from semkv_bench.report.overview import draw_overview, show_overview, write_overview
 
 
 def variants(report) -> list[tuple[str, dict]]:

@@ -8,15 +8,12 @@ import numpy as np
 import pandas as pd
 import pytest
 from rich.console import Console
+from typed import analyze, draw_all, draw_rankings, draw_turns, incomplete, remarks, sections, show, write
 
-from semkv_bench.report import figures, show, write
-from semkv_bench.report.content import incomplete, remarks
+from semkv_bench.report import figures
 from semkv_bench.report.document import json_bytes
-from semkv_bench.report.figures import draw_all
 from semkv_bench.report.marks import series_of, spread
-from semkv_bench.report.panels import draw_rankings, draw_turns
-from semkv_bench.report.sections import sections
-from semkv_bench.stats import StatsOptions, analyze
+from semkv_bench.stats import StatsOptions
 
 METRICS = ("attention_received", "attention_window", "hidden_drift", "hidden_norm", "key_norm", "logit_entropy",
            "random", "recency", "surprisal", "value_norm")  # fmt: skip

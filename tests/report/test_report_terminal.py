@@ -6,8 +6,7 @@ import re
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
-
-from semkv_bench.report import headline, limits, show
+from typed import headline, limits, show
 
 
 def shown(report, context, width=100, terminal=False, encoding="utf-8"):

@@ -3,11 +3,7 @@
 import math
 
 import pytest
-
-from semkv_bench.report import headline, limits
-from semkv_bench.report.content import cards
-from semkv_bench.report.tables import detail_table
-from semkv_bench.report.verdict import cliff_words, confirmation_words
+from typed import cards, cliff_words, confirmation_words, detail_table, headline, limits
 
 
 def mark(report, verdicts):

@@ -5,6 +5,8 @@ import math
 import numpy as np
 import pandas as pd
 
+from semkv_bench import stats
+
 GRID = (16, 8, 6, 5, 4, 3, 2)
 
 
@@ -36,6 +38,11 @@ def planted(edge: int | None, examples: int = 150, seed: int = 0) -> pd.DataFram
         lost = 0.0 if edge is None or place <= edge else min(0.95, 0.4 + 0.1 * (place - edge))
         scores[f"L{level}"] = full * (rng.random(examples) >= lost)
     return records(scores, [f"task{i % 3}" for i in range(examples)])
+
+
+def analyze(*given, **options) -> dict:
+    """``stats.analyze`` as report.json holds it."""
+    return stats.analyze(*given, **options).to_json()
 
 
 def by_setting(report: dict) -> dict[str, dict]:

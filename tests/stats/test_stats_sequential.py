@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
-from planted_records import by_setting, planted, records
+from planted_records import analyze, by_setting, planted, records
 
 from semkv_bench.errors import UsageError
-from semkv_bench.stats import StatsOptions, analyze
+from semkv_bench.stats import StatsOptions
 from semkv_bench.stats.sequential import take_look
 from semkv_bench.stats.spending import Look
 

@@ -1,0 +1,510 @@
+"""What an analysis found, typed: the object that statistics make, reports show and report.json holds.
+
+The fields of these classes are the fields of report.json (docs/report.schema.json). ``Report.to_json`` and
+``Report.from_json`` are the only places where one becomes the other.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import cache
+from typing import Any
+
+__all__ = [
+    "NO_ENDS",
+    "SCHEMA",
+    "Allocation",
+    "Assay",
+    "Batching",
+    "Cliff",
+    "CliffInterval",
+    "Comparison",
+    "Confirmation",
+    "Deletion",
+    "Ends",
+    "Interpolation",
+    "MetricPair",
+    "NoiseFloor",
+    "OperatingPoint",
+    "RankedMetric",
+    "Ranking",
+    "Report",
+    "RunawayDetector",
+    "Sequential",
+    "SettingResult",
+    "TaskResult",
+    "Turn",
+    "TurnDrift",
+    "TurnResult",
+    "plain",
+]
+
+SCHEMA = 2
+_READABLE = (1, 2)
+
+Ends = tuple[float | None, float | None]
+NO_ENDS: Ends = (None, None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allocation:
+    """Which tokens a mix or a deletion favours: ``high`` and ``low`` levels and ``fraction``, or the share kept.
+
+    ``metric`` keeps all that ranks the tokens, scope and the values' own metric included; ``group`` is equal
+    for allocations that differ in the metric alone.
+    """
+
+    group: str
+    metric: str
+    high: int | None = None
+    low: int | None = None
+    fraction: float | None = None
+    keep: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettingResult:
+    """One setting beside the reference; the comparing fields are null for the reference itself.
+
+    Bits are per value, ``cache_bits`` over all that the cache stored. Differences are setting less reference on the
+    0 to 1 scale; ``n_needed`` are clusters that would settle it at even odds, ``n_needed_80`` four times in five.
+    """
+
+    setting: str
+    kind: str
+    quantizer: str | None = None
+    method: str | None = None
+    code_bits: float | None
+    packed_bits: float | None
+    effective_bits: float | None
+    cache_bits: float | None = None
+    compression: float | None
+    n: int
+    n_clusters: int
+    n_unpaired: int = 0
+    score: float
+    score_ci: Ends
+    reference_score: float | None = None
+    diff: float | None
+    diff_ci: Ends
+    equivalence_ci: Ends = NO_ENDS
+    bootstrap_ci: Ends = NO_ENDS
+    p_equivalence: float | None
+    p_equivalence_raw: float | None = None
+    p_no_worse: float | None = None
+    p_degraded: float | None
+    p_degraded_raw: float | None = None
+    p_difference: float | None = None
+    n_worse: int | None = None
+    n_better: int | None = None
+    p_mcnemar: float | None = None
+    detectable: bool | None
+    verdict: str
+    n_needed: int | None
+    n_needed_80: int | None = None
+    runaway_rate: float | None
+    runaway_p: float | None
+    kl: float | None
+    top1_agreement: float | None
+    allocation: Allocation | None = None
+    detectable_drop: float | None = None
+    residual: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskResult:
+    """One setting on one task."""
+
+    score: float
+    diff: float | None
+    diff_ci: Ends
+    n_clusters: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CliffInterval:
+    """One outcome of the bootstrap over the grid, and its share of the resamples."""
+
+    lower_bits: float | None
+    upper_bits: float | None
+    probability: float
+    status: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cliff:
+    """Where the uniform grid of ``quantizer`` falls off, in code bits: collapses at ``lower``, holds at ``upper``."""
+
+    quantizer: str | None = None
+    status: str
+    lower_bits: float | None
+    upper_bits: float | None
+    lower_setting: str | None
+    upper_setting: str | None
+    probability: float | None
+    intervals: tuple[CliffInterval, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Confirmation:
+    """A choice on one half of the clusters, tested on the other."""
+
+    setting: str
+    clusters_to_choose: int
+    clusters_to_test: int
+    diff: float
+    diff_ci: Ends
+    p_equivalence: float
+    confirmed: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperatingPoint:
+    """The cheapest setting that holds; ``confirmation_reason`` says why there is no confirmation."""
+
+    setting: str
+    kind: str | None = None
+    code_bits: float | None
+    packed_bits: float | None = None
+    effective_bits: float | None
+    cache_bits: float | None = None
+    compression: float | None
+    verdict: str
+    confirmation: Confirmation | None = None
+    confirmation_reason: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assay:
+    """Could this measurement have seen a loss?"""
+
+    sensitive: bool
+    positive_control: str | None
+    reference_above_chance: bool
+    reference_low: float | None = None
+    chance: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sequential:
+    """Where a sequential run stands and what its looks cost; the fields behind are known of run folders only."""
+
+    look: int
+    looks: int
+    examples: tuple[int, ...]
+    information: tuple[float, ...] = ()
+    alpha_spent: float
+    alpha_at_look: float
+    planned_examples: int | None = None
+    recorded_examples: int | None = None
+    complete_looks: int | None = None
+    stopped: bool = False
+    reason: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseFloor:
+    """The reference against its own repeat."""
+
+    setting: str
+    diff: float
+    diff_ci: Ends
+    n_worse: int
+    n_better: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batching:
+    """``full`` decoded alone against ``full`` among the other settings."""
+
+    examples: int
+    same_tokens: int
+    kl: float | None
+    diff: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Two settings, neither of them the reference; p-values adjusted over all comparisons of their kind."""
+
+    n_clusters: int
+    diff: float | None
+    diff_ci: Ends
+    p_difference: float | None
+    p_difference_raw: float | None = None
+    p_equivalence: float | None
+    p_equivalence_raw: float | None = None
+    verdict: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interpolation(Comparison):
+    """A mix against the line between its ends."""
+
+    setting: str
+    quantizer: str | None = None
+    code_bits: float | None = None
+    effective_bits: float | None
+    metric: str
+    high: int
+    low: int
+    fraction: float
+    high_setting: str
+    low_setting: str
+    high_score: float | None
+    low_score: float | None
+    ends_differ: bool
+    score: float | None
+    line: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deletion(Comparison):
+    """A setting that deletes tokens against one that keeps all of them in as much memory, null where none does."""
+
+    setting: str
+    metric: str | None = None
+    effective_bits: float | None
+    score: float | None
+    against: str | None
+    against_kind: str | None = None
+    against_effective_bits: float | None
+    against_score: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankedMetric:
+    """One metric of a ranking, against the best of the sample and against the random control."""
+
+    metric: str
+    setting: str
+    score: float
+    score_ci: Ends
+    diff_best: float | None
+    diff_best_ci: Ends
+    p_best: float | None
+    diff_random: float | None
+    diff_random_ci: Ends
+    p_random: float | None
+    rank: tuple[int, int]
+    letters: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricPair:
+    """Two metrics of a ranking against each other."""
+
+    first: str
+    second: str
+    n_clusters: int
+    diff: float | None
+    diff_ci: Ends
+    p: float
+    p_raw: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranking:
+    """Importance metrics that share an allocation."""
+
+    group: str
+    kind: str
+    quantizer: str | None = None
+    high: int | None = None
+    low: int | None = None
+    fraction: float | None = None
+    keep: float | None = None
+    code_bits: float | None = None
+    effective_bits: float | None
+    best: str
+    control: str | None
+    metrics: tuple[RankedMetric, ...]
+    pairs: tuple[MetricPair, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TurnResult:
+    """One setting in one turn."""
+
+    score: float
+    diff: float | None
+    diff_ci: Ends
+    n_clusters: int | None = None
+    coded_share: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """All settings in one turn, counted from 0."""
+
+    turn: int
+    n_clusters: int
+    settings: dict[str, TurnResult]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TurnDrift:
+    """The difference from the reference in the last turn less that in the first."""
+
+    setting: str
+    first_turn: int
+    last_turn: int
+    n_clusters: int
+    diff: float | None
+    diff_ci: Ends
+    p: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunawayDetector:
+    """How often the reference's own outputs count as runaway; null ``loops``: records do not tell."""
+
+    outputs: int
+    runaway: int
+    rate: float
+    rate_ci: Ends
+    loops: int | None
+    loops_exact: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Everything that is said of one set of records.
+
+    ``cliffs`` holds one cliff per quantizer ("" where it has no name), ``cliff`` that of the quantizer with most
+    grid points. ``planned_examples`` is null where no plan is known.
+    """
+
+    schema: int = SCHEMA
+    model: str | None
+    quantizer: str | tuple[str, ...] | None
+    engine: str | None = None
+    protocol: str | None
+    reference: str
+    alpha: float
+    margin: float
+    average: str
+    confidence: float | None = None
+    resamples: int | None = None
+    seed: int | None = None
+    n_examples: int
+    n_examples_recorded: int | None = None
+    n_repeats_collapsed: int = 0
+    n_units_recorded: int | None = None
+    n_clusters: int
+    n_turns: int = 1
+    planned_examples: int | None = None
+    preregistered: bool
+    assay: Assay | None = None
+    settings: tuple[SettingResult, ...]
+    tasks: dict[str, dict[str, TaskResult]]
+    cliff: Cliff
+    cliffs: dict[str, Cliff] | None = None
+    operating_point: OperatingPoint | None
+    sequential: Sequential | None = None
+    noise_floor: NoiseFloor | None = None
+    batching: Batching | None = None
+    warnings: tuple[str, ...] = ()
+    interpolation: tuple[Interpolation, ...] = ()
+    rankings: tuple[Ranking, ...] = ()
+    deletion: tuple[Deletion, ...] = ()
+    turns: tuple[Turn, ...] = ()
+    turn_drift: tuple[TurnDrift, ...] = ()
+    runaway_detector: RunawayDetector | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of report.json as plain data; null for NaN and infinity."""
+        return plain(self)
+
+    @classmethod
+    def from_json(cls, content: object) -> Report:
+        """The report that ``content`` of a report.json holds; unknown fields are passed over.
+
+        Reads schema 1 too, whose reports know nothing of ``cache_bits``.
+
+        Raises ValueError naming the field that is missing or is something else.
+        """
+        if not isinstance(content, Mapping) or content.get("schema") not in _READABLE:
+            raise ValueError(f"not a report of schema {' or '.join(map(str, _READABLE))}")
+        return _read(cls, {**content, "schema": SCHEMA}, "report")
+
+
+def plain(value: Any) -> Any:
+    """``value`` as JSON data: classes of this module as objects, NaN and infinity as null."""
+    if is_dataclass(value):
+        return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def _read(kind: Any, value: Any, where: str) -> Any:
+    """``value`` of JSON as ``kind``: a class of this module, a tuple, a dictionary, a union or a plain type."""
+    if is_dataclass(kind):
+        return _read_fields(kind, value, where)
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return _read_union(parts, value, where)
+    if origin is tuple:
+        return _read_tuple(parts, value, where)
+    if origin is dict:
+        _require(isinstance(value, Mapping), where, "an object")
+        return {str(key): _read(parts[1], item, f"{where}.{key}") for key, item in value.items()}
+    if kind is float:
+        _require(isinstance(value, (int, float)) and not isinstance(value, bool), where, "a number")
+        return float(value)
+    if kind is int:
+        _require(isinstance(value, int) and not isinstance(value, bool), where, "a whole number")
+        return value
+    words = {str: "text", bool: "true or false"}
+    _require(isinstance(value, kind), where, words[kind])
+    return value
+
+
+def _read_fields(kind: type, value: Any, where: str) -> Any:
+    _require(isinstance(value, Mapping), where, "an object")
+    given: dict[str, Any] = {}
+    for each in fields(kind):
+        if each.name in value:
+            given[each.name] = _read(_hints(kind)[each.name], value[each.name], f"{where}.{each.name}")
+        elif each.default is MISSING:
+            raise ValueError(f"{where} has no {each.name}")
+    return kind(**given)
+
+
+def _read_union(parts: tuple, value: Any, where: str) -> Any:
+    if value is None and type(None) in parts:
+        return None
+    able = [part for part in parts if part is not type(None)]
+    listed = [part for part in able if typing.get_origin(part) is tuple]
+    if len(able) > 1:
+        able = listed if isinstance(value, list) else [part for part in able if part not in listed]
+    return _read(able[0], value, where)
+
+
+def _read_tuple(parts: tuple, value: Any, where: str) -> tuple:
+    _require(isinstance(value, (list, tuple)), where, "a list")
+    if parts[-1] is Ellipsis:
+        return tuple(_read(parts[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+    _require(len(value) == len(parts), where, f"a list of {len(parts)}")
+    return tuple(_read(part, item, where) for part, item in zip(parts, value, strict=True))
+
+
+def _require(met: bool, where: str, what: str) -> None:
+    if not met:
+        raise ValueError(f"{where} is not {what}")

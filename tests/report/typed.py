@@ -1,0 +1,67 @@
+"""The functions of a report for content of report.json, as these tests plant it."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from semkv_bench import report as rendered
+from semkv_bench import stats
+from semkv_bench.report import content, figures, overview, panels, tables, verdict
+from semkv_bench.report import sections as parts
+from semkv_bench.stats.result import Cliff, Report, _read
+
+__all__ = [
+    "analyze",
+    "as_report",
+    "cards",
+    "cliff_words",
+    "confirmation_words",
+    "detail_table",
+    "draw_all",
+    "draw_rankings",
+    "draw_turns",
+    "headline",
+    "incomplete",
+    "limits",
+    "overview_rows",
+    "remarks",
+    "samples",
+    "sections",
+    "show",
+    "write",
+]
+
+
+def as_report(planted: dict | Report) -> Report:
+    """``planted`` as the statistics give it."""
+    return planted if isinstance(planted, Report) else Report.from_json(planted)
+
+
+def _typed(function: Callable) -> Callable:
+    @wraps(function)
+    def call(planted: dict | Report, *rest: Any, **options: Any) -> Any:
+        return function(as_report(planted), *rest, **options)
+
+    return call
+
+
+headline, limits, show, write = map(
+    _typed, (rendered.headline, rendered.limits, rendered.show, rendered.write)
+)
+cards, incomplete, remarks = map(_typed, (content.cards, content.incomplete, content.remarks))
+samples, detail_table, sections = map(_typed, (content.samples, tables.detail_table, parts.sections))
+draw_all, draw_rankings, draw_turns = map(_typed, (figures.draw_all, panels.draw_rankings, panels.draw_turns))
+confirmation_words = _typed(verdict.confirmation_words)
+
+
+def cliff_words(planted: dict, quantizer: str | None, cliff: dict) -> str:
+    return verdict.cliff_words(as_report(planted), quantizer, _read(Cliff, cliff, "cliff"))
+
+
+def overview_rows(planted: list[tuple[str, dict]]) -> list[overview.OverviewRow]:
+    return overview.overview_rows([(name, as_report(each)) for name, each in planted])
+
+
+def analyze(*given: Any, **options: Any) -> dict:
+    """``stats.analyze`` as report.json holds it."""
+    return stats.analyze(*given, **options).to_json()
