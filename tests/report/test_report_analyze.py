@@ -54,7 +54,8 @@ def test_two_quantizers_repeats_and_a_second_reference(records, context, tmp_pat
     frame = pd.concat([records, other, again], ignore_index=True)
     frame = pd.concat([frame, frame.assign(seed=1)], ignore_index=True)
     report = analysed(frame)
-    text = written(report, frame, context | {"planned_examples": 300}, tmp_path)
+    report["planned_examples"] = 300
+    text = written(report, frame, context, tmp_path)
     assert "; with turboquant it keeps its quality down to 2.807 bits (L=7)" in headline(report)
     assert "- Cliff of affine: (2.322, 2.807] bits" in text and "- Cliff of turboquant: (2.322," in text
     assert "120 of 240 recorded examples repeat others" in text

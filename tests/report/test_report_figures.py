@@ -128,7 +128,7 @@ def painted(monkeypatch, report, name):
 
     monkeypatch.setattr(figures, "new_figure", keep)
     monkeypatch.setattr(figures, "FIGURE_NAMES", (name,))
-    assert figures.draw_all(report)
+    assert draw_all(report)
     kept["figure"].canvas.draw()
     return kept["figure"], kept["axes"]
 

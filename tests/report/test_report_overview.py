@@ -13,6 +13,7 @@ from semkv_bench.report import figures
 from semkv_bench.report.command import portable
 from semkv_bench.report.document import json_bytes
 from semkv_bench.report.overview import draw_overview, show_overview, write_overview
+from semkv_bench.stats.result import plain
 
 
 def variants(report) -> list[tuple[str, dict]]:
@@ -28,15 +29,15 @@ def variants(report) -> list[tuple[str, dict]]:
 
 def test_rows_are_grouped_and_never_pooled(report):
     rows = overview_rows(variants(report))
-    assert [(row["model"][:5], row["protocol"], row["run"]) for row in rows] == [
+    assert [(row.model[:5], row.protocol, row.run) for row in rows] == [
         ("Llama", "prefill", "d"),
         ("Llama", "prefill", "c"),
         ("SmolL", "multiturn", "b"),
         ("SmolL", "prefill", "a"),
     ]
-    assert [row["differs"] for row in rows] == [["margin 0.03"], [], [], []]
-    assert rows[3]["operating_point"]["setting"] == report["operating_point"]["setting"]
-    assert rows[3]["lower_bits"] == report["cliff"]["lower_bits"] and rows[3]["full_score"] is not None
+    assert [row.differs for row in rows] == [("margin 0.03",), (), (), ()]
+    assert rows[3].operating_point.setting == report["operating_point"]["setting"]
+    assert rows[3].lower_bits == report["cliff"]["lower_bits"] and rows[3].full_score is not None
 
 
 def test_every_quantizer_has_a_row(report):
@@ -44,15 +45,15 @@ def test_every_quantizer_has_a_row(report):
         row["quantizer"] = "turboquant" if row["setting"] in ("affine-L4", "affine-L3") else "affine"
     report["cliffs"] = {"affine": report["cliff"], "turboquant": {**report["cliff"], "status": "below_grid"}}
     affine, turbo = overview_rows([("a", report)])
-    assert (affine["quantizer"], turbo["quantizer"]) == ("affine", "turboquant")
-    assert affine["operating_point"] is not None and turbo["operating_point"] is None
-    assert turbo["grid_bits"] == [pytest.approx(1.585, abs=1e-3), 2.0]
+    assert (affine.quantizer, turbo.quantizer) == ("affine", "turboquant")
+    assert affine.operating_point is not None and turbo.operating_point is None
+    assert turbo.grid_bits == (pytest.approx(1.585, abs=1e-3), 2.0)
 
 
 def test_files_and_figure(report, tmp_path):
     rows = overview_rows(variants(report))
     paths = write_overview(rows, ["Left out: e (no finished example yet)."], tmp_path)
-    assert json.loads(paths["report.json"].read_text())["overview"] == json.loads(json.dumps(rows))
+    assert json.loads(paths["report.json"].read_text())["overview"] == plain(rows)
     page = paths["report.html"].read_text(encoding="utf-8")
     text = paths["report.md"].read_text(encoding="utf-8")
     for words in (

@@ -8,7 +8,18 @@ import numpy as np
 import pandas as pd
 import pytest
 from rich.console import Console
-from typed import analyze, draw_all, draw_rankings, draw_turns, incomplete, remarks, sections, show, write
+from typed import (
+    analyze,
+    as_report,
+    draw_all,
+    draw_rankings,
+    draw_turns,
+    incomplete,
+    remarks,
+    sections,
+    show,
+    write,
+)
 
 from semkv_bench.report import figures
 from semkv_bench.report.document import json_bytes
@@ -119,7 +130,7 @@ def test_ten_metrics_in_two_groups_stay_apart(made, monkeypatch):
 
     kept = []
     monkeypatch.setattr(panels, "settle", lambda figure: kept.append(figure))
-    assert panels.draw_rankings(made[1])
+    assert draw_rankings(made[1])
     (figure,) = kept
     figure.canvas.draw()
     for axes in figure.axes:
@@ -132,7 +143,7 @@ def test_ten_metrics_in_two_groups_stay_apart(made, monkeypatch):
 
 
 def test_series_are_told_apart(made):
-    rows = [row for row in made[1]["settings"] if row["kind"] != "full"]
+    rows = [row for row in as_report(made[1]).settings if row.kind != "full"]
     series = series_of(rows)
     looks = {(one.colour, one.marker) for one in series}
     assert len(looks) == len(series) == 1 + 10 + 4
@@ -141,19 +152,19 @@ def test_series_are_told_apart(made):
 
 
 def test_equal_bits_stand_side_by_side(made):
-    rows = [row for row in made[1]["settings"] if row["kind"] != "full"]
+    rows = [row for row in as_report(made[1]).settings if row.kind != "full"]
     moved = spread(rows, "effective_bits")
-    places = [row["effective_bits"] for row in moved]
+    places = [row.effective_bits for row in moved]
     assert len({round(place, 4) for place in places}) == len(places)
     for before, after in zip(rows, moved, strict=True):
-        if before["kind"] == "uniform":
-            assert after["effective_bits"] == before["effective_bits"]
-        assert abs(after["effective_bits"] - before["effective_bits"]) < 0.4
+        if before.kind == "uniform":
+            assert after.effective_bits == before.effective_bits
+        assert abs(after.effective_bits - before.effective_bits) < 0.4
 
 
-def test_one_point_and_no_points_can_be_spread():
-    row = {"setting": "a", "kind": "mixed", "x": 2.0}
-    assert spread([row], "x") == [row] and spread([], "x") == []
+def test_one_point_and_no_points_can_be_spread(made):
+    row = as_report(made[1]).settings[-1]
+    assert spread([row], "effective_bits") == [row] and spread([], "effective_bits") == []
 
 
 def test_the_lines_between_the_ends_are_drawn(made, monkeypatch):
@@ -230,10 +241,10 @@ def test_turns_are_a_table_and_a_figure(monkeypatch):
 def test_turns_do_not_count_as_examples():
     report = talk()
     assert report["n_examples"] == 60
-    assert incomplete(report, {"planned_examples": 25}).startswith(
+    assert incomplete(report | {"planned_examples": 25}).startswith(
         "The run is not finished: 20 of 25 planned"
     )
-    assert incomplete(report, {"planned_examples": 20}) == ""
+    assert incomplete(report | {"planned_examples": 20}) == ""
 
 
 def test_the_detector_of_runaways_is_judged_by_full_precision():

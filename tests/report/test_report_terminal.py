@@ -91,7 +91,7 @@ def test_narrow_task_tables_keep_the_operating_point_and_what_is_open(report, co
     report["settings"][2]["verdict"] = "degraded"
     report["settings"][1]["verdict"] = "equivalent"
     report["operating_point"] = {
-        key: report["settings"][1][key] for key in ("setting", "code_bits", "effective_bits")
+        key: report["settings"][1][key] for key in ("setting", "code_bits", "effective_bits", "verdict")
     }
     report["operating_point"]["compression"] = 3.56
     assert task_columns(report, context)[:3] == ["affine-L16", "affine-L8", "affine-L7"]
@@ -119,5 +119,5 @@ def test_names_are_shown_as_they_are(report, context):
 
 
 def test_an_unfinished_run_says_so(report, context):
-    assert "60 of 61 planned examples" in shown(report, context | {"planned_examples": 61})
-    assert "not finished" not in shown(report, context | {"planned_examples": 60})
+    assert "60 of 61 planned examples" in shown(report | {"planned_examples": 61}, context)
+    assert "not finished" not in shown(report | {"planned_examples": 60}, context)
