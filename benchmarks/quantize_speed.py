@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from semkv_bench import kernels
+from semkv_bench.engine.decode import fill
 from semkv_bench.engine.engine import Engine
 from semkv_bench.models.device import describe
 from semkv_bench.models.load import EmbeddedModel
@@ -29,12 +30,12 @@ def measure(engine: Engine, ids: list[int], repeats: int) -> dict[str, list[floa
     seconds: dict[str, list[float]] = {name: [] for name in ("prefill", *(q.name for q in QUANTIZERS))}
     for repeat in range(repeats + 1):
         start = time.perf_counter()
-        engine.prefill(ids)
+        prefilled = engine.prefill(ids)
         elapsed = {"prefill": time.perf_counter() - start}
         for quantizer in QUANTIZERS:
             settings = uniform_settings(quantizer, quantizer, LEVELS)
             start = time.perf_counter()
-            engine.fill(settings, seed=0, room=1)
+            fill(engine.loaded, prefilled, settings, engine.rows, room=1)
             elapsed[quantizer.name] = time.perf_counter() - start
         for name, value in elapsed.items() if repeat else ():
             seconds[name].append(round(value, 4))

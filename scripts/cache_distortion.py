@@ -32,8 +32,8 @@ def distortion(engine: Engine, quantizers: dict, prompts: int) -> dict[str, dict
     }
     power = dict.fromkeys(SIDES, 0.0)
     for example in examples:
-        engine.prefill(example.input_ids[:-1])
-        for index, layer in enumerate(engine.prompt.layers):
+        prompt = engine.prefill(example.input_ids[:-1]).cache
+        for index, layer in enumerate(prompt.layers):
             for side, (name, stored) in enumerate(zip(SIDES, layer.stored(), strict=True)):
                 x = stored[0].double()
                 power[name] += x.square().sum().item()

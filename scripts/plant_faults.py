@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from semkv_bench.cli import main
-from semkv_bench.engine import coding, engine
+from semkv_bench.engine import coding, decode
 from semkv_bench.kernels import affine_reference, codebook_reference, packing_reference
 from semkv_bench.models.load import EmbeddedModel
 from semkv_bench.quantizers import Affine, TurboQuant
@@ -70,7 +70,7 @@ FAULTS = (
     ),
     Fault(
         "first layer taken for a sliding one",
-        ((engine.Engine, "fill", "shape.quantized_layers", "shape.quantized_layers[1:]"),),
+        ((decode, "fill", "shape.quantized_layers", "shape.quantized_layers[1:]"),),
     ),
     Fault(
         "levels one too few in the settings", ((settings, "_uniform", "Uniform(key)", "Uniform(key - 1)"),)

@@ -116,6 +116,17 @@ class RowCoding:
             held = Tokens.of(row.pieces, kept=row.settled - row.coded + lasting, open=waiting)
         return tuple(held if setting.codes(side) else Tokens(kept=length) for side in SIDES)
 
+    def fits(self, row: int, new: int = 0) -> int | None:
+        """Tokens that one call may bring after ``new`` more in row number ``row`` and see what single steps would see.
+
+        None: any number.
+        """
+        return self.rule.fits(self.rows.opened(row) + new)
+
+    def due(self, row: int, new: int) -> bool:
+        """Would ``new`` more tokens in row number ``row`` leave something that must be coded?"""
+        return self.rule.due(self.rows.opened(row) + new) > 0
+
     def close(self, all_open: bool = False) -> None:
         """Code what must be coded before another token comes; with ``all_open``, everything that is open."""
         if not self.rule.codes_tail:

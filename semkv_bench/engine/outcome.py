@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from semkv_bench.grid.cost import Stored
 from semkv_bench.settings.setting import Setting
+from semkv_bench.tasks import Example, FollowUp
 
-__all__ = ["Outcome", "Request", "Turn"]
+__all__ = ["Outcome", "Request", "Turn", "request_of"]
 
 
 @dataclass(frozen=True)
@@ -64,3 +66,22 @@ class Outcome:
     coded_share: float | None = None
     stored: Stored | None = None
     text: str = ""
+
+
+def request_of(example: Example, eos_ids: Sequence[int] = ()) -> Request:
+    """What an example asks; ``eos_ids`` are the model's own stop tokens."""
+    return Request(
+        **_asked(example, eos_ids),
+        seed=example.seed,
+        follow_ups=tuple(Turn(**_asked(later, eos_ids)) for later in example.follow_ups),
+    )
+
+
+def _asked(asked: Example | FollowUp, eos_ids: Sequence[int]) -> dict[str, Any]:
+    return {
+        "input_ids": asked.input_ids,
+        "reference_ids": asked.target_ids,
+        "max_new_tokens": asked.max_new_tokens,
+        "stop_ids": frozenset((*eos_ids, *asked.stop_token_ids)),
+        "min_new_tokens": asked.min_new_tokens,
+    }

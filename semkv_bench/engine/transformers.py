@@ -7,13 +7,13 @@ from typing import Any, ClassVar
 from semkv_bench.engine.backend import Answers, Backend, Session
 from semkv_bench.engine.engine import Engine
 from semkv_bench.engine.options import EngineOptions
-from semkv_bench.engine.outcome import Outcome, Request, Turn
+from semkv_bench.engine.outcome import Outcome, request_of
 from semkv_bench.errors import UsageError
 from semkv_bench.models.device import describe
 from semkv_bench.models.load import LoadedModel
 from semkv_bench.protocols import Protocol
 from semkv_bench.settings.setting import FULL, Setting
-from semkv_bench.tasks import Example, FollowUp
+from semkv_bench.tasks import Example
 
 __all__ = ["TransformersBackend", "TransformersSession"]
 
@@ -66,30 +66,16 @@ class TransformersSession(Session):
         """See ``Session``."""
         rule, own = protocol.rule, protocol.own_history
         for example, once_more in zip(examples, alone, strict=True):
-            request = self._request(example)
-            turns = self.engine.converse(request, settings, rule, own)
-            single = self.engine.run_alone(request, FULL, rule, own) if once_more else None
+            request = request_of(example, self.loaded.eos_ids)
+            answered = self.engine.answer(request, settings, rule, own)
+            single = None
+            if once_more:
+                single = self.engine.answer_alone(request, answered, FULL, rule, own)
             yield Answers(
-                [[self._read(outcome) for outcome in turn] for turn in turns],
+                [[self._read(outcome) for outcome in turn] for turn in answered.turns],
                 None if single is None else [self._read(outcome) for outcome in single],
             )
 
     def _read(self, outcome: Outcome) -> Outcome:
         text = self.loaded.tokenizer.decode(outcome.tokens, skip_special_tokens=True)
         return replace(outcome, text=text)
-
-    def _request(self, example: Example) -> Request:
-        return Request(
-            **self._turn(example),
-            seed=example.seed,
-            follow_ups=tuple(Turn(**self._turn(later)) for later in example.follow_ups),
-        )
-
-    def _turn(self, asked: Example | FollowUp) -> dict[str, Any]:
-        return {
-            "input_ids": asked.input_ids,
-            "reference_ids": asked.target_ids,
-            "max_new_tokens": asked.max_new_tokens,
-            "stop_ids": frozenset((*self.loaded.eos_ids, *asked.stop_token_ids)),
-            "min_new_tokens": asked.min_new_tokens,
-        }

@@ -5,13 +5,15 @@ from typing import Any
 
 import torch
 
-from semkv_bench.engine.engine import row_bytes
+from semkv_bench.engine.batching import row_bytes, row_cost, rows_that_fit
+from semkv_bench.engine.decode import Decoding
+from semkv_bench.engine.outcome import request_of
 from semkv_bench.models.device import memory_total
 from semkv_bench.models.device_map import spread
 from semkv_bench.plan.plan import Plan
 from semkv_bench.tasks import Example
 
-__all__ = ["Memory", "estimate_memory", "rows_per_batch", "target_device", "weights_of"]
+__all__ = ["Memory", "estimate_memory", "target_device", "weights_of"]
 
 _GIB = 2**30
 
@@ -80,12 +82,12 @@ def estimate_memory(plan: Plan, weights: Weights) -> Memory:
     name, available = _memory_of(plan.source.device_map)
     prompt, answer = max(((len(e.input_ids), _answers(e)) for e in plan.examples), key=sum)
     shape, size = plan.shape, weights.itemsize
-    room = max(answer, plan.engine.teacher_tokens) + 1
-    # As the engine counts: the forced answer's logits and their logarithms, in float32.
-    rule = plan.protocol.rule
-    forced = max(plan.engine.teacher_tokens, rule.block * rule.codes_tail)
-    per_row = row_bytes(shape, prompt + room, size) + 8 * forced * weights.vocabulary
-    rows = rows_per_batch(plan, per_row, available)
+    how = Decoding(plan.protocol.rule, plan.protocol.own_history, plan.engine.teacher_tokens)
+    per_row = max(
+        row_cost(shape, request_of(example).turns, how, weights.vocabulary, size) for example in plan.examples
+    )
+    fit = rows_that_fit(plan.engine, per_row, available, weights.parameters * size)
+    rows = min(fit, len(plan.settings))
     per_token = row_bytes(shape, 1, size)
     chunk = min(prompt, plan.engine.prefill_chunk or prompt)
     active = size * (3 * weights.intermediate + 6 * weights.hidden)
@@ -105,12 +107,6 @@ def estimate_memory(plan: Plan, weights: Weights) -> Memory:
         return memory
     advice = _advice(memory, weights, per_row=per_row, per_token=2 * per_token + active)
     return replace(memory, advice=advice)
-
-
-def rows_per_batch(plan: Plan, per_row: int, available: int) -> int:
-    """Settings that the engine decodes together: what its share of the memory holds, at most ``engine.max_rows``."""
-    fit = max(1, int(plan.engine.memory_fraction * available // per_row))
-    return min(fit, plan.engine.max_rows or fit, len(plan.settings))
 
 
 def _advice(memory: Memory, weights: Weights, per_row: int, per_token: int) -> str:

@@ -11,19 +11,19 @@ by far more, and a single wrong code shows in the codes.
 import hashlib
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import LlamaConfig
 
-from semkv_bench.engine.engine import Engine
+from semkv_bench.engine.coding import RowCoding
+from semkv_bench.engine.rows import RowCache
 from semkv_bench.errors import CheckFailed, UsageError
 from semkv_bench.kernels import PackedLayout
-from semkv_bench.models.load import LoadedModel
 from semkv_bench.models.shape import ModelShape
 from semkv_bench.packed.coding import check_packable, packed_coder
+from semkv_bench.protocols.rule import PREFILL
 from semkv_bench.quantizers import NonFiniteError, Quantizer
 from semkv_bench.regress.probe import integers, probe_states, probe_tensor
 from semkv_bench.settings.setting import Setting
@@ -154,19 +154,20 @@ def _check_rows(
     Settings that rank or delete tokens are left out: importance needs a model's forward pass.
     """
     plain = [setting for setting in settings if not setting.metrics and setting.prune is None]
-    engine = _engine(shape)
-    engine.prompt.reserve(1, _ROW_TOKENS)
+    config = _config(shape)
+    prompt, rows = RowCache(config), RowCache(config)
+    prompt.reserve(1, _ROW_TOKENS)
     sources = []
-    for index, layer in enumerate(engine.prompt.layers):
+    for index, layer in enumerate(prompt.layers):
         both = [
             probe_states(shape.kv_heads, _ROW_TOKENS, shape.head_dim, stream=2 + 2 * index + side).to(device)
             for side in (0, 1)
         ]
         layer.update(*(states[None] for states in both))
         sources.append(both)
-    engine.fill(plain, seed=0, room=1)
+    RowCoding(rows, plain, PREFILL, shape.quantized_layers, (), seed=0).fill(prompt, 1, {}.__getitem__)
     by_setting: dict[str, list[float]] = {setting.name: [] for setting in plain}
-    for index, (layer, both) in enumerate(zip(engine.rows.layers, sources, strict=True)):
+    for index, (layer, both) in enumerate(zip(rows.layers, sources, strict=True)):
         for side, (stored, states) in enumerate(zip(layer.stored(), both, strict=True)):
             sums = [_sums(row, states, groups=1)[0] for row in stored]
             checks["rows"][f"layer {index} {('keys', 'values')[side]}"] = sums
@@ -175,14 +176,14 @@ def _check_rows(
     checks["rows"] |= by_setting
 
 
-def _engine(shape: ModelShape) -> Engine:
-    """An engine around the shape of a model's cache, without the model."""
+def _config(shape: ModelShape) -> LlamaConfig:
+    """A model's configuration that says no more than the shape of its cache."""
     config = LlamaConfig(num_hidden_layers=shape.layers, head_dim=shape.head_dim)
     config.layer_types = [
         "full_attention" if index in shape.quantized_layers else "sliding_attention"
         for index in range(shape.layers)
     ]
-    return Engine(LoadedModel(SimpleNamespace(config=config), None, "shape", None))
+    return config
 
 
 def _checksum(x: Tensor) -> str:

@@ -4,6 +4,9 @@ import pytest
 import torch
 from transformers import DynamicCache
 
+from semkv_bench.engine import decode as decoding
+from semkv_bench.engine import engine as running
+from semkv_bench.engine.decode import fill
 from semkv_bench.engine.engine import Engine, Request
 from semkv_bench.engine.options import EngineOptions
 from semkv_bench.errors import SemkvError, UsageError
@@ -90,8 +93,13 @@ def test_keys_and_values_are_quantized_apart(tiny_llama):
     )
     request = _request(tiny_llama)
     engine = Engine(tiny_llama)
-    engine.prefill(request.input_ids[:-1])
-    engine.fill([FULL, keys_only, values_only], seed=0, room=1)
+    fill(
+        tiny_llama,
+        engine.prefill(request.input_ids[:-1]),
+        [FULL, keys_only, values_only],
+        engine.rows,
+        room=1,
+    )
     for layer in engine.rows.layers:
         keys, values = layer.stored()
         assert torch.equal(keys[0], keys[2]) and not torch.equal(keys[0], keys[1])
@@ -100,8 +108,7 @@ def test_keys_and_values_are_quantized_apart(tiny_llama):
 
 def test_sliding_layers_stay_as_they_are(tiny):
     engine = Engine(tiny)
-    engine.prefill(_request(tiny).input_ids)
-    engine.fill([FULL, GRID[-1]], seed=0, room=1)
+    fill(tiny, engine.prefill(_request(tiny).input_ids), [FULL, GRID[-1]], engine.rows, room=1)
     changed = [not torch.equal(*layer.stored()[0]) for layer in engine.rows.layers]
     assert [i for i, differs in enumerate(changed) if differs] == list(tiny.shape.quantized_layers)
 
@@ -114,31 +121,58 @@ def test_groups_give_the_same_answers(tiny_llama):
 
 
 def test_out_of_memory_halves_the_group(tiny_llama, monkeypatch):
-    engine, fill = Engine(tiny_llama), Engine.fill
+    engine, whole = Engine(tiny_llama), decoding.fill
     expected = Engine(tiny_llama).run(_request(tiny_llama), [FULL, *GRID])
 
-    def scarce(self, settings, *rest):
+    def scarce(loaded, prefilled, settings, *rest):
         if len(settings) > 2:
             raise torch.OutOfMemoryError("no memory")
-        fill(self, settings, *rest)
+        return whole(loaded, prefilled, settings, *rest)
 
-    monkeypatch.setattr(Engine, "fill", scarce)
+    monkeypatch.setattr(decoding, "fill", scarce)
     got = engine.run(_request(tiny_llama), [FULL, *GRID])
     assert [o.tokens for o in got] == [o.tokens for o in expected]
     assert [o.batch_rows for o in got] == [2, 2, 2, 2, 1]
+    assert got[0].kl == 0
+    # The next prompt is tried whole again.
+    monkeypatch.setattr(decoding, "fill", whole)
+    assert {o.batch_rows for o in engine.run(_request(tiny_llama), [FULL, *GRID])} == {5}
 
     monkeypatch.setattr(
-        Engine, "fill", lambda *a, **k: (_ for _ in ()).throw(torch.OutOfMemoryError("no memory"))
+        decoding, "fill", lambda *a, **k: (_ for _ in ()).throw(torch.OutOfMemoryError("no memory"))
     )
     with pytest.raises(SemkvError, match="single cache row"):
         engine.run(_request(tiny_llama), [FULL, *GRID])
+
+
+def test_a_prefill_without_memory_is_fed_in_chunks(tiny_llama, monkeypatch):
+    whole, chunks = running.prefill, []
+    request = _request(tiny_llama, length=300)
+    expected = Engine(tiny_llama).run(request, [FULL, *GRID])
+
+    def scarce(loaded, ids, metrics, seed, chunk, cache):
+        chunks.append(chunk)
+        if chunk > 100:
+            raise torch.OutOfMemoryError("no memory")
+        return whole(loaded, ids, metrics, seed, chunk, cache)
+
+    monkeypatch.setattr(running, "prefill", scarce)
+    got = Engine(tiny_llama).run(request, [FULL, *GRID])
+    assert [o.tokens for o in got] == [o.tokens for o in expected] and chunks == [299, 149, 74]
+
+    def nothing(*args):
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr(running, "prefill", nothing)
+    with pytest.raises(SemkvError, match="while the model reads 299 tokens"):
+        Engine(tiny_llama).run(request, [FULL, *GRID])
 
 
 def test_other_errors_are_not_taken_for_memory(tiny_llama, monkeypatch):
     def broken(*args, **kwargs):
         raise RuntimeError("shape mismatch")
 
-    monkeypatch.setattr(Engine, "fill", broken)
+    monkeypatch.setattr(decoding, "fill", broken)
     with pytest.raises(RuntimeError, match="shape mismatch"):
         Engine(tiny_llama).run(_request(tiny_llama), [FULL])
 
@@ -186,11 +220,11 @@ def test_sampling_shares_its_random_numbers(tiny_llama):
 
 def test_nan_in_the_cache_names_layer_and_tensor(tiny_llama):
     engine = Engine(tiny_llama)
-    engine.prefill(_request(tiny_llama).input_ids)
+    prefilled = engine.prefill(_request(tiny_llama).input_ids)
     with torch.inference_mode():
-        engine.prompt.layers[1].values[0, 0, 3, 2] = math.nan
+        prefilled.cache.layers[1].values[0, 0, 3, 2] = math.nan
     with pytest.raises(NonFiniteError, match="layer 1, values"):
-        engine.fill([FULL, GRID[0]], seed=0, room=1)
+        fill(tiny_llama, prefilled, [FULL, GRID[0]], engine.rows, room=1)
 
 
 @pytest.mark.parametrize(

@@ -36,8 +36,7 @@ def state(loaded):
 def cached(loaded, ids, chunk):
     """Keys and values of a prefill."""
     engine = Engine(loaded, EngineOptions(prefill_chunk=chunk))
-    engine.prefill(ids)
-    return [side.clone() for layer in engine.prompt.layers for side in layer.stored()]
+    return [side.clone() for layer in engine.prefill(ids).cache.layers for side in layer.stored()]
 
 
 def test_ten_metrics():

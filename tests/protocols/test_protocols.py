@@ -1,11 +1,14 @@
 """Protocols against plain transformers: what is coded, when, and that nothing else changes an answer."""
 
+from unittest import mock
+
 import pytest
 import torch
 from requested import GRID, MIXED, greedy, some_ids, some_request
 from transformers import DynamicCache
 
 from semkv_bench import SemKVCache
+from semkv_bench.engine.coding import RowCoding
 from semkv_bench.engine.engine import Engine, Request, Turn
 from semkv_bench.engine.options import EngineOptions
 from semkv_bench.importance import choices, observe, shared
@@ -152,20 +155,16 @@ def _noted(loaded, request, rule, label):
     setting = TwoLevelMixes(6, 2, 0.25, label, "shared").settings(Affine(), Affine())[0]
     seen = []
 
-    class Spy(Engine):
-        def fill(self, *args):
-            super().fill(*args)
-            score = self._coding._score
+    score = RowCoding._score
 
-            def spied(label, row, here):
-                found = score(label, row, here)
-                if self.rows.rows[row].index == 1:
-                    seen.append((here, found))
-                return found
+    def spied(coding, label, row, here):
+        found = score(coding, label, row, here)
+        if coding.rows.rows[row].index == 1:
+            seen.append((here, found))
+        return found
 
-            self._coding._score = spied
-
-    outcome = Spy(loaded).converse(request, [FULL, setting], rule)[0][1]
+    with mock.patch.object(RowCoding, "_score", spied):
+        outcome = Engine(loaded).converse(request, [FULL, setting], rule)[0][1]
     return seen, outcome.tokens
 
 
@@ -273,12 +272,12 @@ def test_a_row_that_ends_early_neither_stalls_nor_is_fed(tiny_llama):
     request = Request(**{**vars(request), "follow_ups": (Turn(some_ids(9, 1), [], 12, frozenset({early})),)})
     fed = []
 
-    class Counting(Engine):
-        def _forward(self, module, ids, cache, **more):
-            fed.append(ids.shape[0])
-            return super()._forward(module, ids, cache, **more)
+    def count(module, args, given):
+        fed.append(given["input_ids"].shape[0])
 
-    turns = Counting(tiny_llama).converse(request, [FULL, *GRID], Blocks("both", 4))
+    counted = tiny_llama.model.base_model.register_forward_pre_hook(count, with_kwargs=True)
+    turns = Engine(tiny_llama).converse(request, [FULL, *GRID], Blocks("both", 4))
+    counted.remove()
     steps = sum(len(o.tokens) - (not o.ended) for turn in turns for o in turn)
     assert len({len(o.tokens) for o in turns[0]}) > 1
     assert sum(fed) == 1 + 2 * 5 + steps  # the prefill, two questions of five rows, answers
@@ -298,9 +297,9 @@ def test_reference_history_gives_all_rows_the_same_past(tiny_llama):
 
 def test_noise_of_full_alone_is_measured_in_every_turn(tiny_llama):
     engine, request, rule = Engine(tiny_llama), some_request(turns=3, new=6), Blocks("both", 4)
-    turns = engine.converse(request, [FULL, *GRID], rule)
-    alone = engine.run_alone(request, FULL, rule)
-    assert [o.tokens for o in alone] == [turn[0].tokens for turn in turns]
+    answered = engine.answer(request, [FULL, *GRID], rule)
+    alone = engine.answer_alone(request, answered, FULL, rule)
+    assert [o.tokens for o in alone] == [turn[0].tokens for turn in answered.turns]
     assert all(o.kl is not None and o.kl < 1e-6 for o in alone)
 
 

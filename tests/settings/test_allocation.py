@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import DynamicCache
 
+from semkv_bench.engine.decode import fill
 from semkv_bench.engine.engine import Engine, Request
 from semkv_bench.errors import UsageError
 from semkv_bench.grid.levels import FULL_PRECISION
@@ -78,8 +79,8 @@ def test_mixed_rows_hold_each_token_at_its_own_levels(tiny_llama, scope):
         *uniform_settings(Affine(), Affine(), [6, 3]),
         *TwoLevelMixes(6, 3, 0.3, "key_norm", scope, value_metric="value_norm").settings(Affine(), Affine()),
     ]
-    engine.run(request, settings)
-    engine.fill(settings, seed=0, room=1)
+    prefilled = engine.answer(request, settings).prefilled
+    fill(tiny_llama, prefilled, settings, engine.rows, room=1)
     high_tokens = set()
     for layer in engine.rows.layers:
         for stored in layer.stored():
@@ -107,12 +108,13 @@ def test_kept_tokens_keep_their_positions(tiny_llama, scope):
     request = _request(tiny_llama, new=5)
     setting = Pruned(0.5, "key_norm", scope).settings(Affine(), Affine())[0]
     engine = Engine(tiny_llama)
-    outcome = engine.run(request, [FULL, setting])[1]
+    answered = engine.answer(request, [FULL, setting])
+    outcome = answered.turns[0][1]
     model, keyword = tiny_llama.model, tiny_llama.cache_keyword
     plain, reference = DynamicCache(config=model.config), DynamicCache(config=model.config)
     model(input_ids=torch.tensor([request.input_ids[:-1]]), use_cache=True, **{keyword: plain})
     for index, layer in enumerate(plain.layers):
-        kept = top_tokens(ranking(setting.prune, index, engine._scores.__getitem__), 0.5)
+        kept = top_tokens(ranking(setting.prune, index, answered.prefilled.scores.__getitem__), 0.5)
         assert kept.sum() == 20
         reference.update(layer.keys[:, :, kept], layer.values[:, :, kept], index)
     tokens, position = [request.input_ids[-1]], 40

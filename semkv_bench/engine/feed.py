@@ -1,0 +1,77 @@
+"""Feeding the rows of a batch: tokens in, logits out, by as few forward calls as give what single steps would."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from semkv_bench.engine.coding import RowCoding
+from semkv_bench.engine.rows import Row, RowCache, row_mask
+from semkv_bench.models.load import LoadedModel
+
+__all__ = ["feed", "feed_singly"]
+
+
+def feed(
+    loaded: LoadedModel, coding: RowCoding, tokens: Sequence[Sequence[int]], keep: int | None
+) -> Tensor | None:
+    """Feed every row its tokens, which may differ in number.
+
+    Returns logits [rows, keep, vocabulary] of the last ``keep`` places of the longest; None for None.
+    """
+    rows = coding.rows
+    longest, starts = max(map(len, tokens)), rows.lengths
+    # Shorter ones are filled up behind; what is fed there is forgotten before anything sees it.
+    ids = torch.tensor([[*ids, *[0] * (longest - len(ids))] for ids in tokens], device=loaded.device)
+    where = _places(loaded, rows, longest)
+    coding.announce(tokens)
+    given = {"input_ids": ids, "use_cache": True, loaded.cache_keyword: rows, **where}
+    if keep is None:
+        loaded.decoder(**given)
+        logits = None
+    else:
+        logits = loaded.model(logits_to_keep=keep, **given).logits
+    if any(len(ids) < longest for ids in tokens):
+        rows.rewind([start + len(ids) for start, ids in zip(starts, tokens, strict=True)])
+    return logits
+
+
+def feed_singly(
+    loaded: LoadedModel,
+    coding: RowCoding,
+    ids: Sequence[int],
+    hear: Callable[[Tensor, Sequence[Row]], None] | None = None,
+) -> None:
+    """Feed all rows the same tokens, in as few calls as give what one token at a time would give.
+
+    hear: gets the logits [rows, tokens, vocabulary] of every call, and the rows.
+    """
+    left = list(ids)
+    while left:
+        coding.close()
+        limits = [coding.fits(row) for row in range(len(coding.rows.rows))]
+        count = min([len(left), *(limit for limit in limits if limit is not None)])
+        logits = feed(
+            loaded, coding, [left[:count]] * len(coding.rows.rows), keep=None if hear is None else count
+        )
+        if hear is not None:
+            hear(logits, coding.rows.rows)
+        left = left[count:]
+
+
+def _places(loaded: LoadedModel, rows: RowCache, new: int) -> dict[str, Any]:
+    """Positions and mask of ``new`` tokens a row, where they are not what transformers would think."""
+    starts = rows.lengths
+    even = min(starts) == max(starts)
+    if even and not any(row.skipped for row in rows.rows):
+        return {}
+    steps = torch.arange(new, device=loaded.device)
+    first = torch.tensor(starts, device=loaded.device)[:, None]
+    skipped = torch.tensor([row.skipped for row in rows.rows], device=loaded.device)[:, None]
+    where: dict[str, Any] = {"position_ids": first + skipped + steps}
+    if not even:
+        where["attention_mask"] = row_mask(
+            loaded.model.config, first + steps, max(starts) + new, loaded.dtype
+        )
+    return where

@@ -1,0 +1,55 @@
+"""The prompt's one pass through the model, in the model's own precision."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from semkv_bench.engine.rows import RowCache
+from semkv_bench.importance import observe
+from semkv_bench.models.load import LoadedModel
+
+__all__ = ["Prefilled", "prefill"]
+
+
+@dataclass(frozen=True)
+class Prefilled:
+    """A prompt that the model has seen.
+
+    cache: of one row; ids: the prompt's tokens; scores: of the tokens by a metric's label; hidden: final hidden state
+    [hidden] of the last token.
+    """
+
+    cache: RowCache
+    ids: tuple[int, ...]
+    hidden: Tensor
+    scores: dict[str, Tensor] = field(default_factory=dict)
+
+
+@torch.inference_mode()
+def prefill(
+    loaded: LoadedModel,
+    ids: Sequence[int],
+    metrics: Sequence[str] = (),
+    seed: int = 0,
+    chunk: int | None = None,
+    cache: RowCache | None = None,
+) -> Prefilled:
+    """Fill a cache with the keys and values of ``ids``.
+
+    metrics: labels of the importance metrics that are taken on the way; seed: of the random one; chunk: tokens per
+    forward call, None for all at once; cache: whose buffers are used again, None for a new one.
+    """
+    cache = RowCache(loaded.model.config) if cache is None else cache
+    cache.reserve(1, len(ids))
+    batch = torch.tensor([list(ids)], device=loaded.device)
+    with ExitStack() as stack:
+        observer = None
+        if metrics:
+            observer = stack.enter_context(observe(loaded, metrics, tokens=len(ids), seed=seed))
+        for part in batch.split(chunk or len(ids), dim=1):
+            output = loaded.decoder(input_ids=part, use_cache=True, **{loaded.cache_keyword: cache})
+    scores = {} if observer is None else observer.scores()
+    return Prefilled(cache, tuple(ids), output.last_hidden_state[0, -1], scores)
