@@ -23,7 +23,7 @@ def row_bytes(shape: ModelShape, tokens: int, itemsize: int) -> int:
 
 def row_cost(shape: ModelShape, turns: Sequence[Turn], how: Decoding, vocabulary: int, itemsize: int) -> int:
     """Bytes of a batch for each of its rows: the cache, and the forced answer's logits and their logarithms."""
-    capacity = len(turns[0].input_ids) + row_room(turns, how)
+    capacity = len(turns[0].input_ids) - 1 + row_room(turns, how)
     at_once = max(how.teacher_tokens, how.rule.block * how.rule.codes_tail)
     return row_bytes(shape, capacity, itemsize) + 2 * 4 * at_once * vocabulary
 
