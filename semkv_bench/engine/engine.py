@@ -138,7 +138,9 @@ class Engine:
         return decode(self.loaded, prefilled, request, settings, how, self.rows, references)
 
     def _how(self, rule: Blocks, own_history: bool) -> Decoding:
-        return Decoding(rule, own_history, self.options.teacher_tokens, self.options.temperature, self._uneven)
+        return Decoding(
+            rule, own_history, self.options.teacher_tokens, self.options.temperature, self._uneven
+        )
 
     @cached_property
     def _uneven(self) -> bool:
