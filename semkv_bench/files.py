@@ -1,11 +1,17 @@
-"""Where files live that outlast one run."""
+"""Files that outlast a process: where they live, how they are written, locked and read."""
 
+import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
 
 from semkv_bench.errors import SemkvError, UsageError
 
-__all__ = ["cache_dir", "check_writable"]
+__all__ = ["cache_dir", "check_writable", "hold_lock", "locked", "parse_json", "write_atomically"]
 
 
 def cache_dir() -> Path:
@@ -35,3 +41,48 @@ def check_writable(folder: Path, key: str = "out", instead: str = "out=DIR") -> 
         raise SemkvError(
             f"cannot write {key}={folder}: {present} may not be written to; choose another place by {instead}"
         )
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write ``content`` beside ``path`` and put it in its place: others see the old file or the whole new one."""
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        scratch.write_bytes(content.encode() if isinstance(content, str) else content)
+        os.replace(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def hold_lock(path: Path, wait: bool = True) -> FileLock | None:
+    """The lock ``path``, held until its ``release`` or the end of the process.
+
+    None where another process holds it and ``wait`` is false. Raises OSError where the file cannot be written.
+    """
+    # A lock waits for ever where it cannot be made.
+    path.open("a").close()
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=-1 if wait else 0)
+    except Timeout:
+        return None
+    return lock
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """One process at a time within. Raises OSError where ``path`` cannot be written."""
+    lock = hold_lock(path)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The JSON value in ``text``. Raises ValueError with one line, also for what is nested too deeply."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    except ValueError as error:
+        raise ValueError(getattr(error, "msg", None) or str(error).splitlines()[0]) from error

@@ -225,7 +225,7 @@ def _described(setting: Setting, head_dim: int) -> dict[str, Any]:
 def _digest(examples: Sequence[Example]) -> str:
     content = [
         (
-            *(e.task, e.example_id, e.seed, e.turn, e.input_ids, e.max_new_tokens, e.answers),
+            *(e.task, e.example_id, e.seed, e.turn, e.input_ids, e.max_new_tokens, e.answers, e.cluster),
             *((f.input_ids, f.max_new_tokens, f.answers, f.target_ids) for f in e.follow_ups),
         )
         for e in examples

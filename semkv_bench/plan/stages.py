@@ -79,7 +79,7 @@ def _balanced(examples: Iterable[Example]) -> list[list[Example]]:
     """Clusters (an example with its seeds) in an order in which tasks and seeds alternate in proportion."""
     clusters: dict[tuple[str, str], list[Example]] = {}
     for example in examples:
-        clusters.setdefault((example.task, example.example_id), []).append(example)
+        clusters.setdefault(cluster_of(example), []).append(example)
     tasks: dict[str, dict[tuple, list[list[Example]]]] = {}
     for key in sorted(clusters, key=_shuffled):
         seeds = tuple(sorted(example.seed for example in clusters[key]))
@@ -113,6 +113,11 @@ def _information(counts: dict[str, int], total: dict[str, int], average: str) ->
     if average == "micro":
         return sum(counts.values()) / sum(total.values())
     return sum(1 / n for n in total.values()) / sum(1 / n for n in counts.values())
+
+
+def cluster_of(example: Example) -> tuple[str, str]:
+    """Task and cluster: equal for examples that are one piece of evidence."""
+    return (example.task, example.cluster or example.example_id)
 
 
 def _unit(example: Example) -> Unit:

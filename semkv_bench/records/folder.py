@@ -1,58 +1,79 @@
 """The run folder: what was decided is written first, records are appended, and a killed run continues."""
 
-import fcntl
-import hashlib
 import json
-import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 import pandas as pd
-import yaml
+from filelock import FileLock
 
 from semkv_bench.errors import MissingError, SemkvError, UsageError
-from semkv_bench.records.schema import PLACE
+from semkv_bench.files import hold_lock, locked, parse_json, write_atomically
+from semkv_bench.records.charter import (
+    CHARTER,
+    SHARED_LOCK,
+    charter_hash,
+    charter_mark,
+    read_charter,
+    require_same,
+    seal,
+)
+from semkv_bench.records.lines import AppendFile, Expected, Unit, UnitReader
+from semkv_bench.records.prompts import PromptsFile
+from semkv_bench.records.schema import EXAMPLE, UNIT
 
 __all__ = ["RunFolder", "charter_hash", "read_looks", "read_run", "read_sessions", "write_looks"]
 
 T = TypeVar("T")
 
-_UNIT = ("task", "example_id", "seed")
-_TYPES = {"task": str, "example_id": str, "seed": int, "setting": str, "turn": int, "turns": int}
-_EXTRA_TOP = frozenset({"hash"})
 
+@dataclass
+class _Writer:
+    """The files of this process, its alone while it holds the lock."""
 
-def charter_hash(charter: Mapping[str, Any]) -> str:
-    """SHA-256 of a protocol's content (keys sorted, its own ``hash`` left out)."""
-    content = {key: value for key, value in charter.items() if key not in _EXTRA_TOP}
-    return hashlib.sha256(json.dumps(content, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+    number: int
+    lock: FileLock
+    records: AppendFile
+    prompts: PromptsFile
 
-
-_MENDED = "put a copy of it back, or run the sweep again into another out=DIR"
+    def close(self) -> None:
+        self.records.close()
+        self.prompts.close()
+        self.lock.release()
 
 
 @dataclass
 class RunFolder:
     """A folder that one or several processes append records to.
 
-    Each process writes a ``records-N.jsonl`` of its own, held by a lock. The records of one example under all
-    settings, in all its turns, form a unit; a unit cut short by a kill is taken out and done again.
+    Each process writes a ``records-N.jsonl`` and a ``prompts-N.jsonl`` of its own, held by a lock. The records of
+    one example under all settings, in all its turns, form a unit; a unit cut short by a kill is taken out and done
+    again. ``plan`` holds the prompt hash of every planned example, where the plan is known: records of others are
+    refused.
     """
 
     path: Path
     charter: dict[str, Any]
-    done: set[tuple[str, str, int]] = field(default_factory=set)
-    _file: IO[bytes] | None = None
+    plan: Mapping[Unit, str] | None = None
+    done: set[Unit] = field(default_factory=set)
+    _writer: _Writer | None = None
+    _readers: dict[Path, UnitReader] = field(default_factory=dict)
 
     @classmethod
-    def open(cls, path: Path, charter: Mapping[str, Any], config_yaml: str) -> "RunFolder":
+    def open(
+        cls,
+        path: Path,
+        charter: Mapping[str, Any],
+        config_yaml: str,
+        plan: Mapping[Unit, str] | None = None,
+    ) -> "RunFolder":
         """Create the folder, or continue the run of the same charter in it.
 
         Raises:
-            UsageError: the folder holds something else, or a run of another protocol.
+            UsageError: the folder holds something else, or a run of another charter; it says what differs.
             SemkvError: it cannot be written.
         """
         sealed = {**charter, "hash": charter_hash(charter)}
@@ -60,28 +81,29 @@ class RunFolder:
             raise UsageError(f"out={path} is a file; give a folder")
         with _explained(path):
             path.mkdir(parents=True, exist_ok=True)
-            # Listed before the protocol is looked for: another process may write both at this moment.
+            # Listed before the charter is looked for: another process may write both at this moment.
             entries = list(path.iterdir())
-            if not (path / "protocol.yaml").exists():
+            if not (path / CHARTER).exists():
                 if not _only_scratch(entries):
                     raise UsageError(
                         f"{path} is not empty and not a run folder (no protocol.yaml: put it back if it was one); "
                         "choose another out=DIR"
                     )
-                _seal(path, sealed, config_yaml)
-            _require_same(path, sealed)
-        return cls(path, sealed)
+                seal(path, sealed, config_yaml)
+            require_same(path, sealed)
+        return cls(path, sealed, plan)
 
     def start(self) -> None:
-        """Take a records file for this process, repair what a kill left, and learn what is done."""
+        """Take files for this process, repair what a kill left, and learn what is done."""
         with _explained(self.path):
-            self._file = self._claim()
-            self.done = {unit for file in self._files() for unit in _complete_units(file, self._settings)}
+            self._writer = self._claim()
+            self.refresh()
 
     def refresh(self) -> None:
-        """Learn what other processes have finished meanwhile."""
-        others = [file for file in self._files() if file.name != Path(self._file.name).name]
-        self.done |= {unit for file in others for unit in _complete_units(file, self._settings)}
+        """Learn what was finished meanwhile; what was read before is not read again."""
+        for path in sorted(self.path.glob("records-*.jsonl")):
+            reader = self._readers.setdefault(path, UnitReader(path, _expected(self.charter, self.plan)))
+            self.done |= {tuple(unit[0][name] for name in EXAMPLE) for unit in reader.read()}
 
     def share(self, pending: Sequence[T]) -> list[T]:
         """``pending`` in the order in which this process should take it.
@@ -89,44 +111,42 @@ class RunFolder:
         The first writer begins at the front, the second at the back, further ones in between, so that they
         meet late.
         """
-        number = int(Path(self._file.name).stem.rpartition("-")[2])
+        number = self._writer.number
         if number == 1:
             return list(reversed(pending))
         start = int(len(pending) * (number * 0.618 % 1)) if number else 0
         return [*pending[start:], *pending[:start]]
 
-    def append(self, unit: Sequence[Mapping[str, Any]]) -> None:
-        """Append the records of one example, all or none.
+    def append(self, unit: Sequence[Mapping[str, Any]], prompts: Iterable[Mapping[str, Any]] = ()) -> None:
+        """Append the records of one example, all or none, and what it asked (see :mod:`semkv_bench.records.prompts`).
 
         Raises:
             SemkvError: the disk is full or the folder gone; what was there before stays intact.
         """
-        lines = "".join(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n" for record in unit)
-        before = self._file.seek(0, os.SEEK_END)
-        try:
-            with _explained(self.path):
-                self._file.write(lines.encode())
-                self._file.flush()
-                os.fsync(self._file.fileno())
-        except SemkvError:
-            os.truncate(self._file.fileno(), before)
-            raise
-        self.done.add(tuple(unit[0][name] for name in _UNIT))
+        mark = charter_mark(self.charter)
+        with _explained(self.path):
+            self._writer.prompts.append(prompts)
+            self._writer.records.append({**record, "charter": mark} for record in unit)
+        self.done.add(tuple(unit[0][name] for name in EXAMPLE))
 
     def close(self) -> None:
-        """Release the records file."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        """Release this process's files."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         """Note what the run was done on; a resumed run appends to the list of sessions."""
-        target = self.path / "environment.json"
-        with _explained(self.path), (self.path / "protocol.yaml").open("r+") as guard:
-            fcntl.flock(guard, fcntl.LOCK_EX)
-            sessions = read_sessions(self.path)
-            content = {"sessions": [*sessions, dict(environment)]}
-            _write_atomically(target, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+        with _explained(self.path), self.only_me():
+            content = {"sessions": [*read_sessions(self.path), dict(environment)]}
+            text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+            write_atomically(self.path / "environment.json", text)
+
+    @contextmanager
+    def only_me(self) -> Iterator[None]:
+        """Within, no other process changes what all of them share."""
+        with locked(self.path / SHARED_LOCK):
+            yield
 
     @property
     def complete(self) -> bool:
@@ -141,33 +161,31 @@ class RunFolder:
     @property
     def recorded(self) -> int:
         """Examples that are recorded by now, whoever ran them."""
-        return len({unit for file in self._files() for unit in _complete_units(file, self._settings)})
+        self.refresh()
+        return len(self.done)
 
-    @property
-    def _settings(self) -> tuple[str, ...]:
-        return tuple(self.charter["settings"])
-
-    def _files(self) -> list[Path]:
-        return sorted(self.path.glob("records-*.jsonl"))
-
-    def _claim(self) -> IO[bytes]:
+    def _claim(self) -> _Writer:
         for number in range(10_000):
-            path = self.path / f"records-{number}.jsonl"
-            file = path.open("ab+")
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                file.close()
+            lock = hold_lock(self.path / f"records-{number}.lock", wait=False)
+            if lock is None:
                 continue
-            _repair(file, self._settings)
-            return file
+            try:
+                path = self.path / f"records-{number}.jsonl"
+                records = AppendFile(path)
+                reader = self._readers[path] = UnitReader(path, _expected(self.charter, self.plan))
+                self.done |= {tuple(unit[0][name] for name in EXAMPLE) for unit in reader.read()}
+                records.cut(reader.offset)
+                return _Writer(number, lock, records, PromptsFile(self.path / f"prompts-{number}.jsonl"))
+            except BaseException:
+                lock.release()
+                raise
         raise SemkvError(f"{self.path} has ten thousand writers at once")
 
 
 def read_sessions(path: Path) -> list[dict[str, Any]]:
     """What a run was done on, one entry a session; empty where ``environment.json`` is absent or damaged."""
     try:
-        sessions = json.loads((path / "environment.json").read_text())["sessions"]
+        sessions = parse_json((path / "environment.json").read_bytes())["sessions"]
     except (OSError, ValueError, KeyError, TypeError):
         return []
     return (
@@ -178,7 +196,7 @@ def read_sessions(path: Path) -> list[dict[str, Any]]:
 def read_looks(path: Path) -> list[dict[str, Any]]:
     """The looks that were taken of a sequential run, in order; empty where there are none or the file is damaged."""
     try:
-        looks = json.loads((path / "looks.json").read_text())["looks"]
+        looks = parse_json((path / "looks.json").read_bytes())["looks"]
         whole = [(look["look"], look["stop"], look["reason"]) for look in looks]
     except (OSError, ValueError, KeyError, TypeError):
         return []
@@ -188,15 +206,15 @@ def read_looks(path: Path) -> list[dict[str, Any]]:
 def write_looks(path: Path, looks: Sequence[Mapping[str, Any]]) -> None:
     """Note the looks that were taken."""
     with _explained(path):
-        _write_atomically(path / "looks.json", json.dumps({"looks": list(looks)}, indent=1) + "\n")
+        write_atomically(path / "looks.json", json.dumps({"looks": list(looks)}, indent=1) + "\n")
 
 
 def read_run(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Records and protocol of a run folder, each record with its file and line; units cut short are left out.
+    """Records and charter of a run folder, each record with its file and line; units cut short are left out.
 
     Raises:
         MissingError: there is no run, or nothing recorded yet.
-        UsageError: it is a file, or its files do not parse or do not fit together.
+        UsageError: it is a file, or its files do not parse, do not fit together or are not of this run.
     """
     if path.is_file():
         raise UsageError(
@@ -204,144 +222,41 @@ def read_run(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
         )
     if not path.exists():
         raise MissingError(f"{path} does not exist; give run=DIR of a sweep")
-    if not (path / "protocol.yaml").exists():
+    if not (path / CHARTER).exists():
         raise MissingError(f"{path} is not a run folder (no protocol.yaml); give run=DIR of a sweep")
-    charter = _read_charter(path)
-    try:
-        recorded, settings = charter["hash"], tuple(charter["settings"])
-    except (KeyError, TypeError) as error:
-        raise UsageError(f"{path / 'protocol.yaml'} is damaged: no {error}; {_MENDED}") from error
-    if charter_hash(charter) != recorded:
-        raise UsageError(
-            f"{path / 'protocol.yaml'} was changed after it was written: its hash does not match; {_MENDED}"
-        )
+    charter = read_charter(path)
+    expected = _expected(charter)
     records: list[dict[str, Any]] = []
     for file in sorted(path.glob("records-*.jsonl")):
-        for unit in _units(file.read_bytes(), file, settings):
-            if _is_complete(unit, settings):
-                records.extend(unit)
+        for unit in UnitReader(file, expected).read():
+            records.extend(unit)
     if not records:
         raise MissingError(f"{path} holds no finished example yet; run the sweep again to continue it")
     frame = pd.DataFrame.from_records(records)
     # Two processes may have answered the same example; the first file wins.
-    return frame.drop_duplicates([*_UNIT, "turn", "setting"], ignore_index=True), charter
-
-
-def _is_complete(unit: Sequence[Mapping[str, Any]], settings: Collection[str]) -> bool:
-    """Does the unit hold one record for every setting and turn?"""
-    turns = unit[0].get("turns", 1)
-    if len(unit) != len(settings) * turns:
-        return False
-    found = {(record["setting"], record.get("turn", 0)) for record in unit}
-    return found == {(name, turn) for name in settings for turn in range(turns)}
-
-
-def _complete_units(path: Path, settings: Collection[str]) -> Iterable[tuple[str, str, int]]:
-    for unit in _units(path.read_bytes(), path, settings):
-        if _is_complete(unit, settings):
-            yield tuple(unit[0][name] for name in _UNIT)
-
-
-def _units(content: bytes, path: Path, settings: Collection[str]) -> list[list[dict[str, Any]]]:
-    """Consecutive records of the same example; a torn last line is left out.
-
-    Raises:
-        UsageError: a line is no record, or one of a setting that the run does not have.
-    """
-    units: list[list[dict[str, Any]]] = []
-    lines = content.split(b"\n")
-    for number, line in enumerate(lines[:-1], start=1):
-        try:
-            record = json.loads(line)
-            key, setting = _identity(record)
-        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-            raise UsageError(
-                f"{path}, line {number}: not a record ({error}); remove the line, its example is then run again"
-            ) from error
-        if setting not in settings:
-            raise UsageError(
-                f"{path}, line {number}: the run has no setting {setting}; remove the lines of its example "
-                "and run the sweep again"
-            )
-        record |= dict(zip(PLACE, (str(path), number), strict=True))
-        if units and [units[-1][0][name] for name in _UNIT] == key:
-            units[-1].append(record)
-        else:
-            units.append([record])
-    return units
-
-
-def _identity(record: Any) -> tuple[list, str]:
-    """Unit and setting of a record. Raises KeyError or TypeError for what is none."""
-    key, setting = [record[name] for name in _UNIT], record["setting"]
-    for name, kind in _TYPES.items():
-        if not isinstance(record.get(name, 0), kind):
-            raise TypeError(f"{name} is {record[name]!r}")
-    return key, setting
-
-
-def _repair(file: IO[bytes], settings: Collection[str]) -> None:
-    """Cut a torn last line and an unfinished last unit."""
-    file.seek(0)
-    content = file.read()
-    keep = content.rfind(b"\n") + 1
-    units = _units(content[:keep], Path(file.name), settings)
-    if units and not _is_complete(units[-1], settings):
-        for _ in units[-1]:
-            keep = content.rfind(b"\n", 0, keep - 1) + 1
-    if keep != len(content):
-        os.truncate(file.fileno(), keep)
-
-
-def _read_charter(path: Path) -> dict[str, Any]:
-    try:
-        charter = yaml.safe_load((path / "protocol.yaml").read_text())
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        reason = str(error).splitlines()[0]
-        raise UsageError(f"{path / 'protocol.yaml'} is damaged: {reason}; {_MENDED}") from error
-    if not isinstance(charter, dict):
-        raise UsageError(f"{path / 'protocol.yaml'} is damaged: it holds no protocol; {_MENDED}")
-    return charter
-
-
-def _require_same(path: Path, sealed: Mapping[str, Any]) -> None:
-    present = _read_charter(path)
-    if present.get("hash") != charter_hash(present):
-        raise UsageError(f"{path / 'protocol.yaml'} was changed after it was written; choose another out=DIR")
-    if present["hash"] != sealed["hash"]:
-        changed = sorted(key for key in {*present, *sealed} - {"hash"} if present.get(key) != sealed.get(key))
+    frame = frame.drop_duplicates([*UNIT, "setting"], ignore_index=True)
+    planned, held = charter["examples"]["count"], len(frame.drop_duplicates(EXAMPLE))
+    if held > planned:
         raise UsageError(
-            f"{path} holds a run of another protocol (different: {', '.join(changed)}); choose another out=DIR"
+            f"{path} holds records of {held} examples where {planned} were planned; take the files or lines that "
+            "are not this run's out of the folder"
         )
+    return frame, charter
 
 
-def _seal(path: Path, sealed: Mapping[str, Any], config_yaml: str) -> None:
-    """Write the protocol unless another process was first; it is never replaced."""
-    lock = path / "opening.tmp"
-    with lock.open("w") as guard:
-        fcntl.flock(guard, fcntl.LOCK_EX)
-        if not (path / "protocol.yaml").exists():
-            _write_atomically(path / "config.yaml", config_yaml)
-            _write_atomically(path / "protocol.yaml", _dump(sealed))
-        # Whoever waits on this file, or makes another, finds the protocol.
-        lock.unlink(missing_ok=True)
+def _expected(charter: Mapping[str, Any], plan: Mapping[Unit, str] | None = None) -> Expected:
+    tasks, seeds = charter.get("tasks"), charter.get("seeds")
+    return Expected(
+        settings=tuple(charter["settings"]),
+        mark=charter_mark(charter),
+        tasks=None if tasks is None else frozenset(tasks),
+        seeds=None if seeds is None else frozenset(seeds),
+        prompts=plan,
+    )
 
 
 def _only_scratch(entries: Iterable[Path]) -> bool:
-    return all(entry.name in {"config.yaml"} or entry.name.endswith(".tmp") for entry in entries)
-
-
-def _dump(content: Mapping[str, Any]) -> str:
-    return yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True, width=110)
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    scratch = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        scratch.write_text(text, encoding="utf-8")
-        os.replace(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)
+    return all(entry.name == "config.yaml" or entry.suffix in (".tmp", ".lock") for entry in entries)
 
 
 @contextmanager

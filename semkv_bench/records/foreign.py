@@ -7,13 +7,12 @@ from pathlib import Path
 import pandas as pd
 
 from semkv_bench.errors import MissingError, UsageError
-from semkv_bench.records.schema import _COLUMNS, Where, _plain, normalize
+from semkv_bench.records.schema import COLUMNS, Where, normalize, plain_name
 from semkv_bench.records.values import short
 
 __all__ = ["read_records"]
 
 
-_COLUMNS += ("kl", "top1_agreement", "runaway", "prediction", "new_tokens", "prompt_hash")
 _DELIMITERS = (",", ";", "\t")
 
 
@@ -22,9 +21,9 @@ def read_records(path: Path | str, *, model: str | None = None) -> pd.DataFrame:
 
     The file (.jsonl, .parquet, or .csv with commas, semicolons or tabs) needs the columns task, example_id,
     setting, code_bits and score (0..1); the setting ``full`` is the reference. Absent columns become seed 0,
-    turn 0, the kind that the setting's name tells (:func:`semkv_bench.records.names.kind_of`), and null; ``code_bits``
-    of ``full`` may be left out. Ids are compared as text. ``model`` keeps the rows of one model, since models are
-    never pooled.
+    turn 0, a ``cluster`` (examples that share a document) of its own for each example, the kind that the setting's
+    name tells (:func:`semkv_bench.records.names.kind_of`), and null; ``code_bits`` of ``full``
+    may be left out. Ids are compared as text. ``model`` keeps the rows of one model, since models are never pooled.
 
     Raises:
         MissingError: there is no such file.
@@ -102,7 +101,7 @@ def _delimiter(header: str) -> str:
 
     def known(delimiter: str) -> int:
         names = next(csv.reader([header], delimiter=delimiter), [])
-        return sum(_plain(name) in _COLUMNS for name in names)
+        return sum(plain_name(name) in COLUMNS for name in names)
 
     return max(_DELIMITERS, key=known)
 

@@ -1,6 +1,5 @@
 """Where runs lie, and which is the newest."""
 
-import fcntl
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,6 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from semkv_bench.errors import SemkvError
+from semkv_bench.files import hold_lock
 
 __all__ = ["OF_REGRESS", "RUNS", "new_folder", "newest_run", "one_at_a_time"]
 
@@ -30,12 +30,13 @@ def one_at_a_time() -> Iterator[None]:
     """Shards that start together must find one folder, not make one each."""
     try:
         RUNS.parent.mkdir(parents=True, exist_ok=True)
-        guard = (RUNS.parent / ".runs.lock").open("w")
+        lock = hold_lock(RUNS.parent / ".runs.lock")
     except OSError as error:
         raise SemkvError(f"cannot write {RUNS.parent}: {error.strerror}; give a folder by out=DIR") from error
-    with guard:
-        fcntl.flock(guard, fcntl.LOCK_EX)
+    try:
         yield
+    finally:
+        lock.release()
 
 
 def newest_run() -> Path | None:

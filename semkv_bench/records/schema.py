@@ -13,7 +13,7 @@ from semkv_bench.errors import UsageError
 from semkv_bench.records.names import kind_of
 from semkv_bench.records.values import as_flag, as_integer, as_number, as_text, is_null, short
 
-__all__ = ["KINDS", "PLACE", "REFERENCE", "UNIT", "Where", "normalize"]
+__all__ = ["COLUMNS", "EXAMPLE", "KINDS", "PLACE", "REFERENCE", "UNIT", "Where", "normalize", "plain_name"]
 
 
 KINDS = ("full", "uniform", "mixed", "prune")
@@ -22,7 +22,10 @@ KINDS = ("full", "uniform", "mixed", "prune")
 REFERENCE = "full"
 
 
-UNIT = ["task", "example_id", "seed", "turn"]
+EXAMPLE = ["task", "example_id", "seed"]  # what is recorded together
+
+
+UNIT = [*EXAMPLE, "turn"]
 
 
 PLACE = ("record_file", "record_line")  # columns by which the records of a run folder say where they stand
@@ -31,16 +34,23 @@ PLACE = ("record_file", "record_line")  # columns by which the records of a run 
 _NEEDED = ("task", "example_id", "setting", "code_bits", "score")
 
 
-_COLUMNS = (
+COLUMNS = (
     *_NEEDED,
     "seed",
     "turn",
+    "cluster",
     "model",
     "protocol",
     "quantizer",
     "kind",
     "packed_bits",
     "effective_bits",
+    "kl",
+    "top1_agreement",
+    "runaway",
+    "prediction",
+    "new_tokens",
+    "prompt_hash",
 )
 
 
@@ -98,6 +108,9 @@ def normalize(
     for name in ("task", "example_id", "setting"):
         frame[name] = _texts(frame, name, fail)
     _check_spelling(frame["setting"], source)
+    cluster = _texts(frame, "cluster", None)
+    frame["cluster"] = cluster.where(cluster.notna(), frame["example_id"])
+    _check_clusters(frame, fail)
     for name in ("seed", "turn"):
         frame[name] = _whole(frame, name, fail)
     for name in ("code_bits", "packed_bits", "effective_bits", "score", "kl", "top1_agreement"):
@@ -112,20 +125,21 @@ def normalize(
     return frame.sort_values([*UNIT, "setting"], kind="stable").reset_index(drop=True)
 
 
-def _plain(name: object) -> str:
+def plain_name(name: object) -> str:
+    """A column's name as the schema spells it."""
     return str(name).strip().lower().replace(" ", "_").replace("-", "_")
 
 
 def _check_names(frame: pd.DataFrame, source: str) -> None:
     """A column that is known under another spelling would go unread."""
     for name in frame.columns:
-        meant = _plain(name)
-        if name != meant and meant in _COLUMNS and meant not in frame.columns:
+        meant = plain_name(name)
+        if name != meant and meant in COLUMNS and meant not in frame.columns:
             raise UsageError(f"{source}: column {name} must be called {meant}, in lower case")
 
 
 def _check_spelling(settings: pd.Series, source: str) -> None:
-    meant = [name for name in settings.unique() if _plain(name) == REFERENCE]
+    meant = [name for name in settings.unique() if plain_name(name) == REFERENCE]
     if meant and REFERENCE not in meant:
         raise UsageError(
             f"{source}: the setting {meant[0]}, the reference, must be called {REFERENCE}, in lower case"
@@ -296,6 +310,15 @@ def _check_unique(frame: pd.DataFrame, fail: _Complaint) -> None:
     raise UsageError(
         f"{fail.place(second)} repeats {fail.where(first)}: task {row['task']}, example {row['example_id']}, "
         f"seed {row['seed']}, turn {row['turn']}, setting {row['setting']}{reason}"
+    )
+
+
+def _check_clusters(frame: pd.DataFrame, fail: _Complaint) -> None:
+    several = frame.groupby(["task", "example_id"])["cluster"].transform("nunique") > 1
+    fail(
+        several,
+        lambda i: f"example {frame['example_id'][i]} of task {frame['task'][i]} is in more than one cluster",
+        "give all rows of an example the same cluster",
     )
 
 

@@ -21,7 +21,7 @@ class StatsOptions:
     ``alpha`` is the error rate of every test. ``average`` is "macro" (mean of task means) or "micro" (all
     examples alike). ``confidence`` is the level of ``diff_ci``, ``score_ci`` and ``bootstrap_ci``; the two
     one-sided tests correspond to the interval of level ``1 - 2 * alpha``, shown as ``equivalence_ci``.
-    ``unpaired`` says what happens to rows that have no partner under ``full``: "error" or "drop" (counted
+    ``unpaired`` says what happens to rows that ``full`` or a setting lacks: "error" or "drop" (counted
     in the report). ``looks`` are sample sizes, in planned examples, at which a sweep looks at its records and
     stops when everything that matters is decided; None looks once, at the end.
 

@@ -6,6 +6,7 @@ every cluster counts once however many seeds or turns it has.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,6 +20,7 @@ __all__ = ["PairedScores", "SettingInfo", "pair"]
 
 _OUTCOMES = ("score", "prediction", "runaway", "kl", "top1_agreement", "new_tokens", "prompt_hash")
 _RELATIVE = ("kl", "top1_agreement")
+_MOST_NAMED = 3
 _MEASURES = ("score", "runaway", "kl", "top1_agreement")
 
 
@@ -47,7 +49,8 @@ class PairedScores:
     setting's mean and the reference's mean over the same rows, NaN where nothing is paired. ``evidence``
     [N, S] counts the rows that are not repeats. ``row_sizes`` [N, S] says how far the scores of single rows
     (seeds, turns) are from the reference's: the mean of absolute differences, weighted by their squares.
-    ``tasks`` [N] are codes into ``task_names``.
+    ``tasks`` [N] are codes into ``task_names``. ``unpaired`` counts, by setting, rows that the reference does not
+    have, ``missing`` rows of the reference that the setting does not have.
     """
 
     settings: tuple[SettingInfo, ...]
@@ -60,6 +63,7 @@ class PairedScores:
     recorded: int
     repeats: int
     unpaired: dict[str, int]
+    missing: dict[str, int]
 
     @property
     def differences(self) -> np.ndarray:
@@ -93,7 +97,7 @@ def pair(frame: pd.DataFrame, options: StatsOptions) -> PairedScores:
     prompts, and for a setting that never read its quantized cache.
     """
     _check_reads(frame)
-    frame, unpaired = _only_paired(frame, options)
+    frame, unpaired, missing = _only_paired(frame, options)
     settings = _settings(frame)
     names = [info.name for info in settings]
     units = frame[frame["setting"] == REFERENCE][UNIT].reset_index(drop=True)
@@ -127,6 +131,7 @@ def pair(frame: pd.DataFrame, options: StatsOptions) -> PairedScores:
         recorded=len(keep),
         repeats=int(len(fresh) - fresh.sum()),
         unpaired=unpaired,
+        missing=missing,
     )
     return paired.take(_canonical_order(paired))
 
@@ -144,21 +149,55 @@ def _check_reads(frame: pd.DataFrame) -> None:
         )
 
 
-def _only_paired(frame: pd.DataFrame, options: StatsOptions) -> tuple[pd.DataFrame, dict[str, int]]:
-    reference = pd.MultiIndex.from_frame(frame[frame["setting"] == REFERENCE][UNIT])
-    alone = ~pd.MultiIndex.from_frame(frame[UNIT]).isin(reference)
-    if not alone.any():
-        return frame, {}
-    counts = frame[alone].groupby("setting").size()
-    if options.unpaired == "drop":
-        return frame[~alone].reset_index(drop=True), {name: int(n) for name, n in counts.items()}
-    first = frame[alone].iloc[0]
+def _only_paired(
+    frame: pd.DataFrame, options: StatsOptions
+) -> tuple[pd.DataFrame, dict[str, int], dict[str, int]]:
+    """Rows that have a partner; by setting, how many have none, and how many of the reference lack one under it."""
+    keys = pd.MultiIndex.from_frame(frame[UNIT])
+    is_reference = (frame["setting"] == REFERENCE).to_numpy()
+    reference = keys[is_reference]
+    alone = ~keys.isin(reference)
+    unpaired = {name: int(n) for name, n in frame[alone].groupby("setting").size().items()}
+    lacking = {
+        name: absent
+        for name, rows in frame.groupby("setting").indices.items()
+        if len(absent := reference[~reference.isin(keys[rows])])
+    }
+    if options.unpaired == "error":
+        if unpaired:
+            _refuse_unpaired(frame, frame[alone].iloc[0], unpaired)
+        if lacking:
+            _refuse_missing(lacking, len(reference))
+    missing = {name: len(absent) for name, absent in lacking.items()}
+    return frame[~alone].reset_index(drop=True), unpaired, missing
+
+
+def _refuse_unpaired(frame: pd.DataFrame, first: pd.Series, unpaired: dict[str, int]) -> None:
     name = first["setting"]
     raise UsageError(
-        f"setting {name} has {counts[name]} of {int((frame['setting'] == name).sum())} rows without a partner "
-        f"under {REFERENCE} (first: task {first['task']}, example {first['example_id']}, seed {first['seed']}, "
-        f"turn {first['turn']}); score those under {REFERENCE} too, or leave them out with stats.unpaired=drop"
+        f"setting {name} has {unpaired[name]} of {int((frame['setting'] == name).sum())} rows without a partner "
+        f"under {REFERENCE} (first: {_row_words(first[UNIT])}); score those under {REFERENCE} too, or leave them out "
+        "with stats.unpaired=drop"
     )
+
+
+def _refuse_missing(lacking: dict[str, pd.MultiIndex], rows: int) -> None:
+    """A row left out may be one in which the setting failed: it must not leave in silence."""
+    named = [
+        f"{name} lacks {len(absent)}" for name, absent in sorted(lacking.items(), key=lambda i: -len(i[1]))
+    ]
+    settings = ", ".join(named[:_MOST_NAMED]) + (
+        f" and {len(named) - _MOST_NAMED} more settings lack some" if len(named) > _MOST_NAMED else ""
+    )
+    first = min(absent[0] for absent in lacking.values())
+    raise UsageError(
+        f"of the {rows} rows of {REFERENCE}, setting {settings} (first: {_row_words(first)}); score those too "
+        "(an answer that failed has score 0), or leave them out with stats.unpaired=drop"
+    )
+
+
+def _row_words(row: Iterable) -> str:
+    return "task {}, example {}, seed {}, turn {}".format(*row)
 
 
 def _settings(frame: pd.DataFrame) -> list[SettingInfo]:

@@ -1,10 +1,13 @@
 """Which GPU of the machine a process takes, when several processes share the work of one sweep."""
 
-import fcntl
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from filelock import FileLock
+
+from semkv_bench.files import hold_lock
 
 __all__ = ["free_gpu"]
 
@@ -21,21 +24,17 @@ def free_gpu(preferred: int, count: int, folder: Path | None = None) -> Iterator
     for number in [*range(first, count), *range(first)]:
         lock = _try_lock(folder, number)
         if lock is not None:
-            with lock:
+            try:
                 yield number
+            finally:
+                lock.release()
             return
     yield first
 
 
-def _try_lock(folder: Path, number: int):
+def _try_lock(folder: Path, number: int) -> FileLock | None:
     try:
         folder.mkdir(mode=0o777, parents=True, exist_ok=True)
-        lock = (folder / f"gpu-{number}.lock").open("a")
+        return hold_lock(folder / f"gpu-{number}.lock", wait=False)
     except OSError:
         return None
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        lock.close()
-        return None
-    return lock

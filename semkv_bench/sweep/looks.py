@@ -4,7 +4,6 @@ The stages are fixed by the plan, before the first record. ``looks.json`` in the
 was taken; it follows from the records, and is taken anew where it is lost.
 """
 
-import fcntl
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -58,8 +57,7 @@ def settle(stages: Sequence[Stage], folder: RunFolder) -> bool:
 
 def _take(stages: Sequence[Stage], folder: RunFolder, number: int) -> list[dict[str, Any]]:
     """Take look ``number``, unless another process was first; the looks taken by now."""
-    with (folder.path / "protocol.yaml").open("r+") as guard:
-        fcntl.flock(guard, fcntl.LOCK_EX)
+    with folder.only_me():
         taken = read_looks(folder.path)
         if len(taken) >= number:
             return taken

@@ -159,6 +159,7 @@ def _records(plan: Plan, session: Session, example: Example, answers: Answers) -
             **plan.protocol.variant,
             "task": example.task,
             "example_id": example.example_id,
+            "cluster": example.cluster or example.example_id,
             "seed": example.seed,
             "turn": number,
             "turns": example.turns,

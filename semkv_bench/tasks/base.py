@@ -1,5 +1,6 @@
 """What a task hands to the engine: encoded examples, and a score for each prediction."""
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -7,7 +8,16 @@ from typing import Any, ClassVar
 
 from semkv_bench.errors import UsageError
 
-__all__ = ["Example", "FollowUp", "Task", "check_choice", "check_draw", "check_whole", "choose_names"]
+__all__ = [
+    "Example",
+    "FollowUp",
+    "Task",
+    "check_choice",
+    "check_draw",
+    "check_whole",
+    "choose_names",
+    "text_hash",
+]
 
 
 @dataclass(frozen=True)
@@ -26,6 +36,7 @@ class FollowUp:
     min_new_tokens: int = 0
     all_classes: tuple[str, ...] | None = None
     depths: tuple[float, ...] = ()
+    question: str = ""
 
 
 @dataclass(frozen=True)
@@ -36,7 +47,9 @@ class Example:
     one BOS where the tokenizer uses one. ``target_ids`` is ``answers[0]`` as the tokens that would follow
     ``input_ids``, for teacher forcing. ``stop_token_ids`` end a generation besides the model's own EOS;
     they and EOS are suppressed before ``min_new_tokens`` new tokens. ``depths`` are the places of the
-    needles asked for, 0 at the start of the haystack and 1 at its end.
+    needles asked for, 0 at the start of the haystack and 1 at its end. ``cluster`` is equal for the examples
+    of a task that share a document, whose scores are no evidence apart; empty: the example stands alone.
+    ``question`` is what is asked, in words, for people who look at an example.
     """
 
     task: str
@@ -53,6 +66,8 @@ class Example:
     target_ids: tuple[int, ...] = ()
     depths: tuple[float, ...] = ()
     follow_ups: tuple[FollowUp, ...] = ()
+    cluster: str = ""
+    question: str = ""
 
     @property
     def turns(self) -> int:
@@ -74,7 +89,13 @@ class Example:
             min_new_tokens=later.min_new_tokens,
             all_classes=later.all_classes,
             depths=later.depths,
+            question=later.question,
         )
+
+
+def text_hash(text: str) -> str:
+    """Short SHA-256 of ``text``: names a document without holding it."""
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:16]
 
 
 class Task(ABC):

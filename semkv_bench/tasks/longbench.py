@@ -9,7 +9,7 @@ from typing import Any, ClassVar, TypeVar
 
 from semkv_bench.errors import MissingError
 from semkv_bench.tasks import longbench_metrics as metrics
-from semkv_bench.tasks.base import Example, Task, check_choice, check_draw, choose_names
+from semkv_bench.tasks.base import Example, Task, check_choice, check_draw, choose_names, text_hash
 from semkv_bench.tasks.encoding import Encoded, encode_prompt, encode_target
 from semkv_bench.tasks.longbench_data import HUB_REVISION, Item, Source, fetch_archive, open_source
 from semkv_bench.tasks.longbench_prompts import PromptSet, fill, load_prompts
@@ -184,6 +184,8 @@ class LongBench(Task):
             min_new_tokens=int(task.stops_at_newline),
             truncated=prompt.truncated,
             all_classes=item.all_classes,
+            cluster=text_hash(item.context),
+            question=item.input,
             target_ids=encode_target(tokenizer, prompt, item.answers[0], spaced=task.group == "en"),
         )
 

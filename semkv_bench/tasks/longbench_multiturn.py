@@ -96,6 +96,7 @@ class LongBenchMultiturn(LongBench):
                     max_new_tokens=first.max_new_tokens,
                     target_ids=encode_target(tokenizer, said, item.answers[0], spaced=spaced),
                     all_classes=item.all_classes,
+                    question=item.input,
                 )
             )
         return replace(first, follow_ups=tuple(follow_ups))

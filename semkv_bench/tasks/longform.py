@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any, ClassVar
 
 from semkv_bench.errors import UsageError
-from semkv_bench.tasks.base import Example, Task, check_draw, check_whole, choose_names
+from semkv_bench.tasks.base import Example, Task, check_draw, check_whole, choose_names, text_hash
 from semkv_bench.tasks.encoding import encode_prompt, encode_target
 from semkv_bench.tasks.words import WORDS
 
@@ -155,6 +155,8 @@ class Longform(Task):
             max_new_tokens=max_new_tokens
             or len(target) + max(_SPARE_TOKENS, round(_SPARE_SHARE * len(target))),
             target_ids=target,
+            cluster=text_hash(assignment.request),
+            question=assignment.request,
         )
 
     def _guess(self, name: str, draws: int = 40) -> float:

@@ -45,17 +45,20 @@ def bury(
     sentence: Callable[[], str],
     encode: Callable[[str], Encoded],
     limit: int,
-) -> Encoded:
+) -> tuple[Encoded, str]:
     """The prompt that ``encode`` makes of the needles among as much filler as ``limit`` tokens allow.
 
-    Filler is whole sentences from ``sentence``. Raises UsageError, naming ``name``, where the needles alone
-    are longer than ``limit``.
+    The haystack by itself comes with it. Filler is whole sentences from ``sentence``. Raises UsageError, naming
+    ``name``, where the needles alone are longer than ``limit``.
     """
     filler: list[str] = []
 
-    def whole(n: int) -> Encoded:
+    def haystack(n: int) -> str:
         filler.extend(sentence() for _ in range(n - len(filler)))
-        return encode(" ".join(insert_at(filler[:n], needles, depths)))
+        return " ".join(insert_at(filler[:n], needles, depths))
+
+    def whole(n: int) -> Encoded:
+        return encode(haystack(n))
 
     shortest = len(whole(0).input_ids)
     if shortest > limit:
@@ -72,4 +75,4 @@ def bury(
             fits = middle
         else:
             over = middle
-    return whole(fits)
+    return whole(fits), haystack(fits)

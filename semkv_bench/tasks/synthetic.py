@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
-from semkv_bench.tasks.base import Example, Task, check_draw, check_whole, choose_names
+from semkv_bench.tasks.base import Example, Task, check_draw, check_whole, choose_names, text_hash
 from semkv_bench.tasks.encoding import Encoded, encode_prompt, encode_target
 from semkv_bench.tasks.haystack import FILLERS
 from semkv_bench.tasks.needles import bury, draw_depths, draw_keys, draw_values
@@ -183,7 +183,7 @@ def _example(
         whole = f"{puzzle.intro}\n\n{text}\n\n{puzzle.question}"
         return encode_prompt(tokenizer, whole, answer_prefix=puzzle.answer_prefix)
 
-    prompt = bury(name, puzzle.needles, depths, filler, encode, limit)
+    prompt, haystack = bury(name, puzzle.needles, depths, filler, encode, limit)
     answer = ", ".join(puzzle.wanted)
     target = encode_target(tokenizer, prompt, answer, spaced=True)
     return Example(
@@ -195,4 +195,6 @@ def _example(
         max_new_tokens=max_new_tokens or len(target) + subtask.spare_tokens,
         target_ids=target,
         depths=tuple(depths[i] for i in puzzle.asked),
+        cluster=text_hash(haystack),
+        question=puzzle.question,
     )

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any, ClassVar
 
 from semkv_bench.errors import UsageError
-from semkv_bench.tasks.base import Example, FollowUp, Task, check_draw, check_whole, choose_names
+from semkv_bench.tasks.base import Example, FollowUp, Task, check_draw, check_whole, choose_names, text_hash
 from semkv_bench.tasks.encoding import Encoded, encode_follow_up, encode_prompt, encode_target
 from semkv_bench.tasks.haystack import FILLERS
 from semkv_bench.tasks.needles import MAX_KEYS, bury, draw_depths, draw_keys, draw_values
@@ -119,7 +119,7 @@ class SyntheticMultiturn(Task):
             whole = f"{_INTRO}\n\n{text}\n\n{turns[0].question}"
             return encode_prompt(tokenizer, whole, chat=self.chat, answer_prefix=turns[0].answer_prefix)
 
-        said = bury(name, needles, depths, filler, encode, limit)
+        said, haystack = bury(name, needles, depths, filler, encode, limit)
         first, follow_ups = said, []
         for before, turn in pairwise(turns):
             said, ids = encode_follow_up(
@@ -139,6 +139,7 @@ class SyntheticMultiturn(Task):
             seed=seed,
             input_ids=first.input_ids,
             follow_ups=tuple(follow_ups),
+            cluster=text_hash(haystack),
             **_wanted(tokenizer, first, turns[0], depths, max_new_tokens),
         )
 
@@ -186,4 +187,5 @@ def _wanted(
         "target_ids": target,
         "max_new_tokens": max_new_tokens or len(target) + _SPARE_TOKENS,
         "depths": () if turn.needle is None else (depths[turn.needle],),
+        "question": turn.question,
     }

@@ -51,6 +51,19 @@ def test_formats_give_the_same_records(tmp_path, suffix):
     pd.testing.assert_frame_equal(records, normalize(records))
 
 
+def test_examples_may_share_a_cluster_and_stand_alone_else(tmp_path):
+    path = write(tmp_path, frame(cluster=["d1", "d1", "d1", "d1"]), ".csv")
+    assert set(read_records(path)["cluster"]) == {"d1"}
+    path = write(tmp_path, frame(cluster=[None, 5, None, 5.0]), ".jsonl")
+    assert read_records(path)["cluster"].tolist() == ["007", "007", "5", "5"]
+    assert normalize(frame())["cluster"].tolist() == ["007", "007", "8", "8"]
+    path = write(tmp_path, frame(cluster=["d1", "d1", "d2", "d1"]), ".csv")
+    with pytest.raises(
+        UsageError, match=r"scores\.csv, line 2: example 007 of task qa is in more than one cluster"
+    ):
+        read_records(path)
+
+
 def test_ids_are_text_whatever_their_type(tmp_path):
     lines = [
         {"task": 1, "example_id": identity, "setting": setting, "code_bits": 4, "score": True}

@@ -1,6 +1,6 @@
-import fcntl
 import json
 import multiprocessing
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +8,9 @@ import pytest
 import yaml
 
 from semkv_bench.errors import MissingError, SemkvError, UsageError
+from semkv_bench.files import hold_lock
 from semkv_bench.records.folder import RunFolder, charter_hash, read_run
+from semkv_bench.records.prompts import read_prompts
 from semkv_bench.records.schema import normalize
 
 PROTOCOL = {"settings": {"full": {}, "affine-L4": {}}, "examples": {"count": 3}, "model": "m"}
@@ -29,7 +31,7 @@ def test_protocol_is_written_before_any_record(tmp_path):
     RunFolder.open(tmp_path / "run", PROTOCOL, "a: 1\n")
     written = yaml.safe_load((tmp_path / "run/protocol.yaml").read_text())
     assert written["hash"] == charter_hash(PROTOCOL) == charter_hash(written)
-    assert not list((tmp_path / "run").glob("records-*"))
+    assert not list((tmp_path / "run").glob("records-*.jsonl"))
 
 
 def test_append_and_read_back(tmp_path):
@@ -88,7 +90,7 @@ def test_several_writers_have_a_file_each(tmp_path):
     first, second = _started(tmp_path), _started(tmp_path)
     first.append(_unit("a"))
     second.append(_unit("b"))
-    assert sorted(p.name for p in tmp_path.glob("records-*")) == ["records-0.jsonl", "records-1.jsonl"]
+    assert sorted(p.name for p in tmp_path.glob("records-*.jsonl")) == ["records-0.jsonl", "records-1.jsonl"]
     first.refresh()
     assert {unit[1] for unit in first.done} == {"a", "b"}
     second.append(_unit("a"))
@@ -115,7 +117,7 @@ def test_a_living_writer_is_not_repaired(tmp_path):
 
 def test_another_protocol_is_refused(tmp_path):
     _started(tmp_path).close()
-    with pytest.raises(UsageError, match=r"another protocol \(different: model\)"):
+    with pytest.raises(UsageError, match=r"another protocol \(different: model: m there, n here\)"):
         RunFolder.open(tmp_path, {**PROTOCOL, "model": "n"}, "")
 
 
@@ -144,13 +146,13 @@ def test_of_two_protocols_that_open_a_folder_at_once_one_is_refused(tmp_path):
         owner = yaml.safe_load((path / "protocol.yaml").read_text())["model"]
         assert (path / "config.yaml").read_text() == f"model: {owner}\n"
         for model, outcome in found:
-            assert outcome == owner if model == owner else "another protocol (different: model)" in outcome
-        assert sorted(p.name for p in path.iterdir()) == ["config.yaml", "protocol.yaml"]
+            assert outcome == owner if model == owner else "another protocol (different: model: " in outcome
+        assert {p.name for p in path.iterdir()} - {"shared.lock"} == {"config.yaml", "protocol.yaml"}
 
 
 def test_a_kill_between_configuration_and_protocol_is_no_other_run(tmp_path):
     (tmp_path / "config.yaml").write_text("a: 0\n")
-    (tmp_path / "opening.tmp").touch()
+    (tmp_path / "shared.lock").touch()
     RunFolder.open(tmp_path, PROTOCOL, "a: 1\n")
     assert (tmp_path / "config.yaml").read_text() == "a: 1\n"
 
@@ -178,30 +180,84 @@ def test_where_nothing_can_be_written_nothing_is_said_to_be_safe():
         RunFolder.open(Path("/proc/nowhere"), PROTOCOL, "")
 
 
-def test_full_disk_keeps_what_was_there(tmp_path, monkeypatch):
+class _Full:
+    """A file on a disk that takes so many more bytes."""
+
+    def __init__(self, file, room: int) -> None:
+        self._file, self._room = file, room
+
+    def write(self, data) -> int:
+        if not self._room:
+            raise OSError(28, "No space left on device")
+        written = self._file.write(data[: self._room])
+        self._room -= written
+        return written
+
+    def __getattr__(self, name):
+        return getattr(self._file, name)
+
+
+PROMPTS = [{"task": "t", "example_id": "b", "prompt_hash": "p", "seed": 0, "turn": 0, "prompt": "ü" * 30}]
+
+
+@pytest.mark.parametrize("file", ["records", "prompts"])
+@pytest.mark.parametrize("room", [0, 1, 50, 90])
+def test_full_disk_keeps_what_was_there_and_the_same_command_goes_on(tmp_path, room, file):
     folder = _started(tmp_path)
     folder.append(_unit("a"))
     before = (tmp_path / "records-0.jsonl").read_bytes()
-
-    class Full:
-        def __init__(self, file):
-            self.file = file
-
-        def write(self, data):
-            self.file.write(data[:50])
-            self.file.flush()
-            raise OSError(28, "No space left on device")
-
-        def __getattr__(self, name):
-            return getattr(self.file, name)
-
-    folder._file = Full(folder._file)
+    append_file = folder._writer.records if file == "records" else folder._writer.prompts._file
+    append_file.file = _Full(append_file.file, room)
     with pytest.raises(SemkvError, match="No space left on device; what is recorded is safe"):
-        folder.append(_unit("b"))
+        folder.append(_unit("b"), PROMPTS)
     assert (tmp_path / "records-0.jsonl").read_bytes() == before
-    folder._file = folder._file.file
-    folder.append(_unit("b"))
+    folder.close()
+    assert (tmp_path / "records-0.jsonl").read_bytes() == before
+    again = _started(tmp_path)
+    assert again.done == {("t", "a", 0)}
+    again.append(_unit("b"), PROMPTS)
     assert len(read_run(tmp_path)[0]) == 4
+    assert [line["example_id"] for line in read_prompts(tmp_path).values()] == ["b"]
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 64 KiB, where one may be mounted."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", place], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("no file system can be mounted here")
+    yield place
+    subprocess.run(["umount", place], check=True)
+
+
+@pytest.mark.parametrize("words", [100, 1000, 5000])
+def test_a_run_on_a_full_disk_goes_on_when_there_is_room(small_disk, words):
+    run, ballast = small_disk / "run", small_disk / "ballast"
+    ballast.write_bytes(bytes(30_000))
+    planned = [f"{number:03d}" for number in range(35_000 // (words + 450))]
+    charter = PROTOCOL | {"examples": {"count": len(planned)}}
+
+    def go_on() -> int:
+        folder = RunFolder.open(run, charter, "")
+        folder.start()
+        try:
+            for name in planned:
+                if ("t", name, 0) not in folder.done:
+                    prompt = PROMPTS[0] | {"example_id": name}
+                    folder.append([{**r, "prediction": "x" * (words // 2)} for r in _unit(name)], [prompt])
+        finally:
+            folder.close()
+        return len(folder.done)
+
+    for _ in range(3):
+        with pytest.raises(SemkvError, match=r"No space left on device; what is recorded is safe"):
+            go_on()
+    ballast.unlink()
+    assert go_on() == len(planned)
+    assert sorted(set(read_run(run)[0].example_id)) == planned
+    assert len(read_prompts(run)) == len(planned)
 
 
 def test_nothing_recorded_yet(tmp_path):
@@ -302,8 +358,6 @@ def test_environment_of_every_session_is_kept(tmp_path):
 
 def test_the_lock_ends_with_the_writer(tmp_path):
     folder = _started(tmp_path)
-    with (tmp_path / "records-0.jsonl").open() as other, pytest.raises(OSError):
-        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert hold_lock(tmp_path / "records-0.lock", wait=False) is None
     folder.close()
-    with (tmp_path / "records-0.jsonl").open() as other:
-        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    hold_lock(tmp_path / "records-0.lock", wait=False).release()

@@ -143,13 +143,33 @@ def test_averages():
 def test_partly_covered_settings_are_paired_where_they_can_be():
     frame = planted(2, 60)
     half = frame[~((frame.setting == "L4") & (frame.example_id < 30))]
-    report = analyze(half, FEW)
+    with pytest.raises(UsageError) as caught:
+        analyze(half, FEW)
+    assert str(caught.value) == (
+        "of the 60 rows of full, setting L4 lacks 30 (first: task task0, example 0, seed 0, turn 0); score those too "
+        "(an answer that failed has score 0), or leave them out with stats.unpaired=drop"
+    )
+    report = analyze(half, StatsOptions(resamples=100, unpaired="drop"))
     row = by_setting(report)["L4"]
     own = frame[frame.example_id >= 30].pivot(index=["task", "example_id"], columns="setting", values="score")
     assert row["n_clusters"] == row["n"] == 30
     assert row["reference_score"] == pytest.approx(own["full"].groupby("task").mean().mean())
     assert row["diff"] == pytest.approx(row["score"] - row["reference_score"])
     assert report["warnings"] == ["L4 covers 30 of 60 examples"]
+
+
+def test_rows_that_settings_lack_are_counted():
+    frame = planted(2, 60)
+    names = [name for name in frame.setting.unique() if name != "full"]
+    for lost, name in enumerate(names, start=1):
+        frame = frame[~((frame.setting == name) & (frame.example_id < lost))]
+    with pytest.raises(
+        UsageError, match=rf"setting {names[-1]} lacks {len(names)}, {names[-2]} lacks .* more settings"
+    ):
+        pair(normalize(frame), StatsOptions())
+    paired = pair(normalize(frame), StatsOptions(unpaired="drop"))
+    assert paired.missing == {name: lost for lost, name in enumerate(names, start=1)}
+    assert paired.unpaired == {}
 
 
 def test_rows_without_a_partner():

@@ -1,7 +1,7 @@
 """Sequential runs: stages, looks at real run folders, early ends, resuming, several writers, reports."""
 
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -67,6 +67,14 @@ def test_an_example_keeps_its_seeds_together():
     for stage in stages:
         seeds = Counter((task, example_id) for task, example_id, _ in stage.units)
         assert set(seeds.values()) == {3}
+
+
+def test_examples_of_one_document_come_at_one_look():
+    examples = [replace(e, cluster=f"d{int(e.example_id[-3:]) // 5}") for e in _examples(100)]
+    stages = arrange(examples, StatsOptions(looks=(50, 100)))
+    assert [stage.clusters for stage in stages] == [10, 20, 40]
+    documents = [{(t, int(i[-3:]) // 5) for t, i, _ in stage.units} for stage in stages]
+    assert sum(map(len, documents)) == len(set().union(*documents)) == 40
 
 
 def test_a_plan_without_looks_has_no_stages():

@@ -70,6 +70,14 @@ def test_examples(folder, chatml):
     assert chatml.decode(dialogue.target_ids) == " answer 0"
 
 
+def test_questions_of_one_document_share_a_cluster(tmp_path, chatml):
+    rows = [_row("hotpotqa", i) | {"context": f"Document {i // 5}."} for i in range(10)]
+    (tmp_path / "hotpotqa.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    task = LongBench(subset=["hotpotqa"], path=str(tmp_path), prompts="own")
+    clusters = [example.cluster for example in task.examples(chatml, [0])]
+    assert len(set(clusters[:5])) == len(set(clusters[5:])) == 1 and clusters[0] != clusters[5]
+
+
 def test_limits_given(folder, chatml):
     task = LongBench(subset="hotpotqa", path=str(folder), prompts="own")
     example = task.examples(chatml, [0], 1, max_prompt_tokens=150, max_new_tokens=7)[0]

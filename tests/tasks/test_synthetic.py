@@ -39,6 +39,7 @@ def test_counts_ids_and_order(drawn):
 
 def test_no_two_examples_coincide(drawn):
     assert len({e.input_ids for e in drawn}) == len(drawn)
+    assert len({e.cluster for e in drawn}) == len(drawn) and all(e.cluster for e in drawn)
     single = [e.answers for e in drawn]
     assert len(set(single)) == len(single)
 

@@ -1,0 +1,183 @@
+"""Append-only files of JSON lines: written all or none, repaired after a kill, read from where reading ended."""
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from semkv_bench.errors import UsageError
+from semkv_bench.files import parse_json
+from semkv_bench.records.schema import EXAMPLE, PLACE
+
+__all__ = ["AppendFile", "Expected", "Unit", "UnitReader"]
+
+Unit = tuple[str, str, int]  # task, example_id, seed: what is recorded together
+
+_TYPES = {"task": str, "example_id": str, "seed": int, "setting": str, "turn": int, "turns": int}
+_OTHER_RUN = "take the file, or those lines, out of the folder and run the sweep again"
+
+
+class AppendFile:
+    """A file that lines are appended to; what cannot be written whole leaves no trace."""
+
+    def __init__(self, path: Path) -> None:
+        # Unbuffered: what a full disk refused must not be written later, behind the end that was put back.
+        self.file = path.open("ab+", buffering=0)
+
+    def append(self, objects: Iterable[Mapping[str, Any]]) -> None:
+        """Append one line an object, and wait for the disk. Raises OSError, with the file as it was before."""
+        lines = "".join(json.dumps(o, ensure_ascii=False, allow_nan=False) + "\n" for o in objects)
+        left = memoryview(lines.encode(errors="backslashreplace"))
+        before = os.fstat(self.file.fileno()).st_size
+        try:
+            while left:
+                left = left[self.file.write(left) :]
+            os.fsync(self.file.fileno())
+        except BaseException:
+            with suppress(OSError):
+                self.cut(before)
+            raise
+
+    def cut(self, size: int) -> None:
+        """Leave the first ``size`` bytes."""
+        os.ftruncate(self.file.fileno(), size)
+
+    def cut_torn_line(self) -> None:
+        """Leave whole lines."""
+        self.file.seek(0)
+        content = self.file.read()
+        keep = content.rfind(b"\n") + 1
+        if keep != len(content):
+            self.cut(keep)
+
+    def close(self) -> None:
+        self.file.close()
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the records of a run must look like: its settings in their order, its charter's mark, its plan.
+
+    prompts: prompt hash of every planned example; None where the plan is not at hand, then ``tasks`` and ``seeds``
+    are all that is known of it.
+    """
+
+    settings: tuple[str, ...]
+    mark: str
+    tasks: frozenset[str] | None = None
+    seeds: frozenset[int] | None = None
+    prompts: Mapping[Unit, str] | None = None
+
+    def check(self, record: Mapping[str, Any], unit: Unit) -> str | None:
+        """What says that ``record`` is of another run; None for a record of this one."""
+        task, example_id, seed = unit
+        named = f"example {example_id} of task {task}"
+        if record.get("charter") != self.mark:
+            return (
+                f"{named} was recorded by a run of another protocol ({record.get('charter') or 'none is named'}, "
+                f"this run's is {self.mark})"
+            )
+        if self.tasks is not None and task not in self.tasks:
+            return f"the run has no task {task}"
+        if self.seeds is not None and seed not in self.seeds:
+            return f"the run has no seed {seed}"
+        if self.prompts is not None and unit not in self.prompts:
+            return f"{named} and seed {seed} is not planned"
+        if self.prompts is not None and record.get("prompt_hash") != self.prompts[unit]:
+            return f"{named} answered another prompt than the planned one (prompt_hash differs)"
+        return None
+
+    def rank(self, record: Mapping[str, Any]) -> int | None:
+        """Place of a record among those of its example; None for a setting that the run does not have."""
+        try:
+            return record.get("turn", 0) * len(self.settings) + self.settings.index(record["setting"])
+        except ValueError:
+            return None
+
+
+@dataclass
+class UnitReader:
+    """Reads the complete units of one file; every ``read`` goes on behind the last complete one.
+
+    The records of one example under all settings, in all its turns, form a unit, in that order. What a kill left
+    of one is passed over: its example is run again.
+    """
+
+    path: Path
+    expected: Expected
+    offset: int = 0
+    lines: int = 0
+
+    def read(self) -> Iterator[list[dict[str, Any]]]:
+        """Units that were completed since the last call, each record with its file and line.
+
+        Raises:
+            UsageError: a line is no record, or one of another run.
+        """
+        with self.path.open("rb") as file:
+            if os.fstat(file.fileno()).st_size < self.offset:
+                self.offset = self.lines = 0
+            file.seek(self.offset)
+            end, number, unit = self.offset, self.lines, _Unit(self.expected)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                number, end = number + 1, end + len(line)
+                unit = unit.with_record(self._record(line, number))
+                if unit.complete:
+                    self.offset, self.lines = end, number
+                    yield unit.records
+                    unit = _Unit(self.expected)
+
+    def _record(self, line: bytes, number: int) -> dict[str, Any]:
+        try:
+            record = parse_json(line)
+            unit = _identity(record)
+        except (ValueError, KeyError, TypeError) as error:
+            raise UsageError(
+                f"{self.path}, line {number}: not a record ({error}); remove the line, its example is then run again"
+            ) from error
+        if wrong := self.expected.check(record, unit):
+            raise UsageError(f"{self.path}, line {number}: {wrong}; {_OTHER_RUN}")
+        if self.expected.rank(record) is None:
+            raise UsageError(
+                f"{self.path}, line {number}: the run has no setting {record['setting']}; remove the lines of its "
+                "example and run the sweep again"
+            )
+        return record | dict(zip(PLACE, (str(self.path), number), strict=True))
+
+
+@dataclass
+class _Unit:
+    """Records of one example, as far as they were read."""
+
+    expected: Expected
+    records: list[dict[str, Any]] = field(default_factory=list)
+
+    def with_record(self, record: dict[str, Any]) -> "_Unit":
+        """This unit with ``record``, or a new one that begins with it where it cannot be the next."""
+        if self.records:
+            last = self.records[-1]
+            same = all(last[name] == record[name] for name in EXAMPLE)
+            if not same or self.expected.rank(record) <= self.expected.rank(last):
+                return _Unit(self.expected, [record])
+        self.records.append(record)
+        return self
+
+    @property
+    def complete(self) -> bool:
+        """Is there one record for every setting and turn?"""
+        planned = len(self.expected.settings) * self.records[0].get("turns", 1)
+        return len(self.records) == planned == self.expected.rank(self.records[-1]) + 1
+
+
+def _identity(record: Any) -> Unit:
+    """Unit of a record. Raises KeyError or TypeError for what is none."""
+    task, example_id, seed, _ = (record[name] for name in (*EXAMPLE, "setting"))
+    for name, kind in _TYPES.items():
+        if not isinstance(record.get(name, 0), kind):
+            raise TypeError(f"{name} is {record[name]!r}")
+    return task, example_id, seed
