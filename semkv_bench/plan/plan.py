@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -18,7 +18,7 @@ from semkv_bench.importance import metric
 from semkv_bench.models.load import EmbeddedModel, PretrainedModel
 from semkv_bench.models.shape import ModelShape
 from semkv_bench.plan.settings import _plain, planned_settings
-from semkv_bench.plan.stages import Stage, arrange, described
+from semkv_bench.plan.stages import Stage, Unit, arrange, described
 from semkv_bench.protocols import Protocol
 from semkv_bench.settings.setting import Setting
 from semkv_bench.stats import StatsOptions
@@ -53,6 +53,12 @@ class Plan:
     charter: dict[str, Any]
     shard: Shard | None = None
     stages: tuple[Stage, ...] = ()
+    tokenizer: Any = None
+
+    @cached_property
+    def prompts(self) -> dict[Unit, str]:
+        """Hash of every example's prompt."""
+        return {(e.task, e.example_id, e.seed): prompt_hash(e) for e in self.examples}
 
     @property
     def share(self) -> tuple[Example, ...]:
@@ -94,8 +100,9 @@ def make_plan(config: DictConfig, exclude: Collection[tuple[str, str]] = ()) -> 
         )
     if any(not -(2**63) <= seed < 2**63 for seed in config.seeds):
         raise UsageError(f"seeds={list(config.seeds)} must be whole numbers of at most 64 bits")
+    tokenizer = engine.tokenizer(source)
     examples = task.examples(
-        engine.tokenizer(source),
+        tokenizer,
         list(config.seeds),
         config.per_task,
         config.max_prompt_tokens,
@@ -131,7 +138,9 @@ def make_plan(config: DictConfig, exclude: Collection[tuple[str, str]] = ()) -> 
     if stages:
         charter["stats"]["looks"] = list(stats.looks)
         charter["looks"] = described(stages)
-    return Plan(source, shape, settings, task, tuple(examples), protocol, engine, charter, shard, stages)
+    return Plan(
+        source, shape, settings, task, tuple(examples), protocol, engine, charter, shard, stages, tokenizer
+    )
 
 
 def too_few(plan: Plan) -> str | None:

@@ -13,7 +13,7 @@ from semkv_bench.stats import StatsOptions
 from semkv_bench.stats.spending import Look, spent
 from semkv_bench.tasks import Example
 
-__all__ = ["Stage", "Unit", "arrange", "described", "stage_number"]
+__all__ = ["Stage", "Unit", "arrange", "cluster_of", "described", "interleaved", "stage_number"]
 
 
 Unit = tuple[str, str, int]
@@ -85,6 +85,18 @@ def _balanced(examples: Iterable[Example]) -> list[list[Example]]:
         seeds = tuple(sorted(example.seed for example in clusters[key]))
         tasks.setdefault(key[0], {}).setdefault(seeds, []).append(clusters[key])
     return _merged([_merged([tasks[task][seeds] for seeds in sorted(tasks[task])]) for task in sorted(tasks)])
+
+
+def interleaved(examples: Iterable[Example]) -> list[Example]:
+    """``examples`` in an order whose every beginning is about all tasks and seeds.
+
+    Those of one document follow one another, and so do the seeds of one item.
+    """
+    return [
+        example
+        for cluster in _balanced(examples)
+        for example in sorted(cluster, key=lambda e: (e.example_id, e.seed))
+    ]
 
 
 def _shuffled(key: tuple[str, str]) -> str:

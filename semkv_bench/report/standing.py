@@ -10,6 +10,7 @@ from semkv_bench.plan.stages import _look
 from semkv_bench.records.folder import read_looks
 from semkv_bench.stats.result import Sequential
 from semkv_bench.stats.spending import Look
+from semkv_bench.sweep.looks import refuse_other_looks
 
 __all__ = ["Standing", "last_look"]
 
@@ -36,6 +37,7 @@ def last_look(path: Path, frame: pd.DataFrame, charter: dict[str, Any]) -> Stand
     """
     if "looks" not in charter:
         return None
+    refuse_other_looks(path, frame, charter)
     taken = read_looks(path)
     stop = next((look for look in taken if look["stop"]), None)
     units = frame.drop_duplicates(["task", "example_id", "seed"])

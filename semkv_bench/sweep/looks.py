@@ -4,35 +4,42 @@ The stages are fixed by the plan, before the first record. ``looks.json`` in the
 was taken; it follows from the records, and is taken anew where it is lost.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
+from semkv_bench.errors import UsageError
 from semkv_bench.plan.stages import Stage, _look, _unit
 from semkv_bench.records.folder import RunFolder, read_looks, read_run, write_looks
+from semkv_bench.records.schema import EXAMPLE
 from semkv_bench.stats import StatsOptions
-from semkv_bench.stats.sequential import take_look
+from semkv_bench.stats.sequential import Decision, take_look
 from semkv_bench.stats.spending import spent
 from semkv_bench.tasks import Example
 
 __all__ = [
+    "check_looks",
     "in_order",
     "progress_words",
+    "refuse_other_looks",
     "settle",
 ]
 
 
 def in_order(stages: Sequence[Stage], folder: RunFolder, pending: Sequence[Example]) -> Iterator[Example]:
-    """``pending`` in the order in which this process should take it, until a look ends the run.
+    """``pending``, shared with the other writers and by stages, until a look ends the run.
 
     A process that has nothing left to do in a stage that others still work on goes on to the next: nobody
     waits for a process that may have died. What it adds counts from the next look on.
     """
     if not stages:
-        yield from folder.share(sorted(pending, key=_unit))
+        yield from folder.share(pending)
         return
     for stage in stages:
         mine = [example for example in pending if _unit(example) in stage.units]
-        for example in folder.share(sorted(mine, key=_unit)):
+        for example in folder.share(mine):
             if settle(stages, folder):
                 return
             yield example
@@ -62,8 +69,8 @@ def _take(stages: Sequence[Stage], folder: RunFolder, number: int) -> list[dict[
         if len(taken) >= number:
             return taken
         frame, charter = read_run(folder.path)
-        options, look = StatsOptions(**charter["stats"]), _look(charter, number)
-        decision = take_look(frame[frame["look"] <= number], options, charter["chance"], look)
+        look = _look(charter, number)
+        decision = _decision(frame, charter, number)
         taken = [
             *taken,
             {
@@ -71,15 +78,47 @@ def _take(stages: Sequence[Stage], folder: RunFolder, number: int) -> list[dict[
                 "examples": stages[number - 1].examples,
                 "clusters": stages[number - 1].clusters,
                 "information": look.so_far[-1],
-                "alpha_spent": spent(options.alpha, look.so_far[-1]),
-                "alpha_at_look": look.level(options.alpha),
-                "stop": decision.stop and number < len(stages),
+                "alpha_spent": spent(charter["stats"]["alpha"], look.so_far[-1]),
+                "alpha_at_look": look.level(charter["stats"]["alpha"]),
+                "stop": _stops(decision, charter, number),
                 "reason": decision.reason,
                 "open": list(decision.open),
             },
         ]
         write_looks(folder.path, taken)
         return taken
+
+
+def check_looks(folder: RunFolder) -> None:
+    """Raise UsageError where ``looks.json`` says of a look what does not follow from the records."""
+    if "looks" in folder.charter and read_looks(folder.path):
+        refuse_other_looks(folder.path, *read_run(folder.path))
+
+
+def refuse_other_looks(path: Path, frame: pd.DataFrame, charter: Mapping[str, Any]) -> None:
+    """The same for records at hand: each look is taken once more."""
+    for number, taken in enumerate(read_looks(path), start=1):
+        planned = charter["looks"]
+        held = 0 if number > len(planned) else len(frame[frame["look"] <= number].drop_duplicates(EXAMPLE))
+        if not held or held < planned[number - 1]["examples"]:
+            found = f"its examples are not all recorded ({held})"
+        elif _stops(_decision(frame, charter, number), charter, number) == taken["stop"]:
+            continue
+        else:
+            found = f"it {'goes on' if taken['stop'] else 'ends the run'}"
+        raise UsageError(
+            f"{path / 'looks.json'} says that look {number} {'ended the run' if taken['stop'] else 'was taken'}; by "
+            f"the records {found}; remove the file and run the sweep again, it takes the looks anew"
+        )
+
+
+def _decision(frame: pd.DataFrame, charter: Mapping[str, Any], number: int) -> Decision:
+    options = StatsOptions(**charter["stats"])
+    return take_look(frame[frame["look"] <= number], options, charter["chance"], _look(charter, number))
+
+
+def _stops(decision: Decision, charter: Mapping[str, Any], number: int) -> bool:
+    return decision.stop and number < len(charter["looks"])
 
 
 def progress_words(folder: RunFolder) -> str:

@@ -16,10 +16,11 @@ from semkv_bench.engine.backend import Answers, Session
 from semkv_bench.engine.outcome import Outcome
 from semkv_bench.errors import SemkvError, UsageError
 from semkv_bench.plan.plan import Plan, prompt_hash
-from semkv_bench.plan.stages import stage_number
+from semkv_bench.plan.stages import interleaved, stage_number
 from semkv_bench.records.folder import RunFolder, charter_hash
+from semkv_bench.records.prompts import answers_hash
 from semkv_bench.records.runs import RUNS, new_folder, one_at_a_time
-from semkv_bench.sweep.looks import in_order, settle
+from semkv_bench.sweep.looks import check_looks, in_order, settle
 from semkv_bench.sweep.runaway import is_loop, is_runaway
 from semkv_bench.tasks import Example
 
@@ -40,7 +41,7 @@ def open_run(plan: Plan, config: DictConfig) -> RunFolder:
     """
     written = to_yaml(OmegaConf.masked_copy(config, [key for key in config if key not in _NOT_WRITTEN]))
     if config.out is not None:
-        return RunFolder.open(Path(config.out).expanduser(), plan.charter, written)
+        return RunFolder.open(Path(config.out).expanduser(), plan.charter, written, plan.prompts)
     short = charter_hash(plan.charter)[:10]
     with one_at_a_time():
         newest = None
@@ -48,14 +49,14 @@ def open_run(plan: Plan, config: DictConfig) -> RunFolder:
             if not folder.complete:
                 return folder
             newest = newest or folder
-        return newest or RunFolder.open(new_folder(short), plan.charter, written)
+        return newest or RunFolder.open(new_folder(short), plan.charter, written, plan.prompts)
 
 
 def _runs_of(plan: Plan, short: str, written: str) -> Iterator[RunFolder]:
     """Folders of runs of the plan's protocol, the newest first; those of regress are its own."""
     for path in sorted(RUNS.glob(f"[0-9]*-{short}"), reverse=True):
         try:
-            yield RunFolder.open(path, plan.charter, written)
+            yield RunFolder.open(path, plan.charter, written, plan.prompts)
         except UsageError as error:
             log.warning("not continued: %s", error)
 
@@ -71,7 +72,8 @@ def run_sweep(
     """
     folder.start()
     try:
-        pending = [example for example in plan.share if _unit(example) not in folder.done]
+        check_looks(folder)
+        pending = [example for example in interleaved(plan.share) if _unit(example) not in folder.done]
         if settle(plan.stages, folder) or not pending:
             return 0
         with plan.engine.open(plan.source) as session:
@@ -79,8 +81,8 @@ def run_sweep(
             folder.write_environment({**session.describe(), "started": started.isoformat(timespec="seconds")})
             began, ran, unread = time.monotonic(), 0, 0
             tracked = track(in_order(plan.stages, folder, pending), len(pending))
-            for records in _recorded(plan, session, _not_done(tracked, folder)):
-                folder.append(records)
+            for example, records in _recorded(plan, session, _not_done(tracked, folder)):
+                folder.append(records, _asked(plan, example))
                 ran, unread = ran + 1, unread + sum(map(_is_unread, records))
         folder.write_environment(
             {
@@ -107,8 +109,10 @@ def _not_done(examples: Iterable[Example], folder: RunFolder) -> Iterator[Exampl
             yield example
 
 
-def _recorded(plan: Plan, session: Session, examples: Iterator[Example]) -> Iterator[list[dict[str, Any]]]:
-    """The records of one example after another, as many asked together as the engine wants."""
+def _recorded(
+    plan: Plan, session: Session, examples: Iterator[Example]
+) -> Iterator[tuple[Example, list[dict[str, Any]]]]:
+    """One example after another with its records, as many asked together as the engine wants."""
     noisy, before, records = _noise_sample(plan), None, []
     while batch := list(itertools.islice(examples, session.together)):
         alike = [
@@ -122,7 +126,7 @@ def _recorded(plan: Plan, session: Session, examples: Iterator[Example]) -> Iter
                 records = [{**record, "seed": before.seed} for record in records]
             else:
                 records = _records(plan, session, before, next(answers))
-            yield records
+            yield before, records
 
 
 def _is_unread(record: Mapping[str, Any]) -> bool:
@@ -167,6 +171,7 @@ def _records(plan: Plan, session: Session, example: Example, answers: Answers) -
             "prompts": plan.task.prompt_source,
             "prompt_hash": prompt_hash(example),
             "truncated": example.truncated,
+            "answers_hash": answers_hash(asked.answers),
             "depths": list(asked.depths),
         }
         mine = [{**common, **_answer(plan, asked, outcome)} for outcome in outcomes]
@@ -178,6 +183,24 @@ def _records(plan: Plan, session: Session, example: Example, answers: Answers) -
             }
         records += mine
     return records
+
+
+def _asked(plan: Plan, example: Example) -> Iterator[dict[str, Any]]:
+    """What was asked and expected, turn by turn: the lines of ``prompts-N.jsonl``."""
+    fed = [example.input_ids, *(later.input_ids for later in example.follow_ups)]
+    for turn, ids in enumerate(fed):
+        asked = example.at(turn)
+        yield {
+            "prompt_hash": prompt_hash(example),
+            "task": example.task,
+            "example_id": example.example_id,
+            "seed": example.seed,
+            "turn": turn,
+            "prompt": plan.tokenizer.decode(ids, skip_special_tokens=False),
+            "question": asked.question,
+            "answers": list(asked.answers),
+            "answers_hash": answers_hash(asked.answers),
+        }
 
 
 def _answer(plan: Plan, asked: Example, outcome: Outcome) -> Mapping[str, Any]:
@@ -223,5 +246,5 @@ def _cache(outcome: Outcome) -> dict[str, Any]:
 
 
 def _unit(example: Example) -> tuple[str, str, int]:
-    """What is recorded together, and the order of a run: seeds of the same item follow one another."""
+    """What is recorded together."""
     return (example.task, example.example_id, example.seed)

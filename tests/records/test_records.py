@@ -9,7 +9,7 @@ import yaml
 
 from semkv_bench.errors import MissingError, SemkvError, UsageError
 from semkv_bench.files import hold_lock
-from semkv_bench.records.folder import RunFolder, charter_hash, read_run
+from semkv_bench.records.folder import RunFolder, charter_hash, read_looks, read_run, read_sessions
 from semkv_bench.records.prompts import read_prompts
 from semkv_bench.records.schema import normalize
 
@@ -361,3 +361,177 @@ def test_the_lock_ends_with_the_writer(tmp_path):
     assert hold_lock(tmp_path / "records-0.lock", wait=False) is None
     folder.close()
     hold_lock(tmp_path / "records-0.lock", wait=False).release()
+
+
+def _other_run(path, **changes) -> bytes:
+    """The records file of a run that differs."""
+    folder = RunFolder.open(path, {**PROTOCOL, **changes}, "")
+    folder.start()
+    folder.append(_unit("c"))
+    folder.close()
+    return (path / "records-0.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "changes", [{"seeds": [1]}, {"examples": {"count": 3, "sha256": "x"}}, {"weights": "x"}]
+)
+def test_records_of_another_run_are_refused_wherever_they_are_put(tmp_path, changes):
+    folder = _started(tmp_path / "run")
+    folder.append(_unit("a"))
+    folder.close()
+    other = _other_run(tmp_path / "other", **changes)
+    own = (tmp_path / "run/records-0.jsonl").read_bytes()
+    for name, content, line in (("records-0.jsonl", own + other, 3), ("records-7.jsonl", other, 1)):
+        (tmp_path / "run" / name).write_bytes(content)
+        told = rf"{name}, line {line}: example c of task t was recorded by a run of another protocol \(\w{{16}}, this"
+        for reads in (lambda: read_run(tmp_path / "run"), lambda: _started(tmp_path / "run")):
+            with pytest.raises(UsageError, match=told):
+                reads()
+        (tmp_path / "run/records-0.jsonl").write_bytes(own)
+
+
+def test_records_are_compared_with_the_plan(tmp_path):
+    plan = {("t", "a", 0): "p"}
+    folder = RunFolder.open(tmp_path, PROTOCOL, "", plan)
+    folder.start()
+    folder.append([record | {"prompt_hash": "p"} for record in _unit("a")])
+    folder.append([record | {"prompt_hash": "p", "seed": 3} for record in _unit("a")])
+    with pytest.raises(UsageError, match=r"line 3: example a of task t and seed 3 is not planned; take"):
+        folder.refresh()
+    folder.close()
+    folder = RunFolder.open(tmp_path, PROTOCOL, "", {("t", "a", 0): "q"})
+    with pytest.raises(
+        UsageError, match=r"line 1: example a of task t answered another prompt than the planned"
+    ):
+        folder.start()
+
+
+def test_a_report_knows_seeds_tasks_and_the_number_of_examples(tmp_path):
+    charter = PROTOCOL | {"tasks": ["t"], "seeds": [0], "examples": {"count": 1}}
+    folder = RunFolder.open(tmp_path, charter, "")
+    folder.start()
+    folder.append(_unit("a"))
+    folder.append(_unit("b"))
+    with pytest.raises(UsageError, match="holds records of 2 examples where 1 were planned"):
+        read_run(tmp_path)
+    for field, told in (({"seed": 4}, "the run has no seed 4"), ({"task": "u"}, "the run has no task u")):
+        _rewritten(
+            tmp_path, lambda lines, field=field: [*lines[:2], *(record | field for record in lines[:2])]
+        )
+        with pytest.raises(UsageError, match=f"line 3: {told}"):
+            read_run(tmp_path)
+
+
+def test_damaged_neighbours_are_both_done_again_at_once(tmp_path):
+    for damaged in ("ab", "bc", "abc"):
+        path = tmp_path / damaged
+        folder = _started(path)
+        for name in "abc":
+            folder.append(_unit(name))
+        folder.close()
+        _rewritten(
+            path,
+            lambda lines, damaged=damaged: [
+                record for i, record in enumerate(lines) if i % 2 or record["example_id"] not in damaged
+            ],
+        )
+        folder = _started(path)
+        for name in "abc":
+            if ("t", name, 0) not in folder.done:
+                folder.append(_unit(name))
+        folder.close()
+        assert len(_started(path).done) == 3
+        assert len(read_run(path)[0]) == 6
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("[" * 100_000, "nested too deeply"),
+        ('{"task": "t", "seed": ' + "9" * 5000 + "}", "Exceeds the limit"),
+        ('{"task": "t"', "delimiter"),
+        ("\\xff", "Expecting value"),
+        ("[1]", "list"),
+    ],
+)
+def test_whatever_is_no_record_is_one_line(tmp_path, line, told):
+    folder = _started(tmp_path)
+    folder.append(_unit("a"))
+    folder.close()
+    with (tmp_path / "records-0.jsonl").open("a") as file:
+        file.write(line + "\n")
+    for reads in (read_run, _started):
+        with pytest.raises(UsageError, match=rf"records-0\.jsonl, line 3: not a record \(.*{told}") as caught:
+            reads(tmp_path)
+        assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "{a: " * 5000, "hash: " + "9" * 5000, "- 1", "a: b: c"])
+def test_a_charter_that_is_none_is_one_line(tmp_path, text):
+    _started(tmp_path).close()
+    (tmp_path / "protocol.yaml").write_text(text)
+    for reads in (read_run, _started):
+        with pytest.raises(UsageError, match=r"protocol\.yaml (is damaged|was changed)") as caught:
+            reads(tmp_path)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["looks.json", "environment.json"])
+def test_deeply_nested_notes_count_as_lost(tmp_path, name):
+    _started(tmp_path).close()
+    (tmp_path / name).write_text('{"looks": ' + "[" * 100_000)
+    assert read_looks(tmp_path) == read_sessions(tmp_path) == []
+
+
+def test_what_was_read_is_not_read_again(tmp_path, monkeypatch):
+    first, second = _started(tmp_path), _started(tmp_path)
+    parsed = []
+    monkeypatch.setattr(
+        "semkv_bench.records.lines.parse_json", lambda line: parsed.append(1) or json.loads(line)
+    )
+    for number in range(30):
+        second.append(_unit(str(number)))
+        first.refresh()
+    assert len(first.done) == 30 and len(parsed) == 60
+    # What is not whole yet is looked at again until it is.
+    whole = (tmp_path / "records-1.jsonl").read_bytes()
+    for end in (len(whole) - 100, len(whole)):
+        (tmp_path / "records-1.jsonl").write_bytes(
+            (whole + whole.replace(b'"29"', b'"x9"'))[: len(whole) + end]
+        )
+        first.refresh()
+    assert len(first.done) == 31 and ("t", "x9", 0) in first.done
+
+
+def test_what_a_repair_cuts_from_another_file_is_read_anew(tmp_path):
+    first, second = _started(tmp_path), _started(tmp_path)
+    second.append(_unit("a"))
+    path = tmp_path / "records-1.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole.splitlines(keepends=True)[0].replace(b'"a"', b'"b"'))
+    first.refresh()
+    second.close()
+    third = _started(tmp_path)
+    assert path.read_bytes() == whole
+    third.append(_unit("c"))
+    first.refresh()
+    assert first.done == {("t", "a", 0), ("t", "c", 0)}
+
+
+def test_prompts_are_written_once_by_whoever_asks_first(tmp_path):
+    first = _started(tmp_path)
+    first.append(_unit("b"), PROMPTS)
+    second = _started(tmp_path)
+    second.append(_unit("b"), [PROMPTS[0] | {"seed": 1}, PROMPTS[0] | {"turn": 1}])
+    for folder in (first, second):
+        folder.close()
+    with (tmp_path / "prompts-1.jsonl").open("a") as file:
+        file.write('{"task": "t')
+    assert set(read_prompts(tmp_path)) == {("t", "b", "p", 0), ("t", "b", "p", 1)}
+    assert read_prompts(tmp_path)["t", "b", "p", 0] == PROMPTS[0]
+    first, second = _started(tmp_path), _started(tmp_path)
+    second.append(_unit("c"), [PROMPTS[0] | {"example_id": "c"}])
+    assert len(read_prompts(tmp_path)) == 3
+    (tmp_path / "prompts-0.jsonl").write_text("[1]\n")
+    with pytest.raises(UsageError, match=r"prompts-0\.jsonl, line 1: not a prompt \("):
+        _started(tmp_path)

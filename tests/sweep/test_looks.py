@@ -1,5 +1,6 @@
 """Sequential runs: stages, looks at real run folders, early ends, resuming, several writers, reports."""
 
+import json
 from collections import Counter
 from dataclasses import asdict, replace
 
@@ -9,11 +10,11 @@ from rich.console import Console
 
 from semkv_bench.cli import main
 from semkv_bench.errors import UsageError
-from semkv_bench.plan.stages import arrange, described, stage_number
+from semkv_bench.plan.stages import arrange, described, interleaved, stage_number
 from semkv_bench.records.folder import RunFolder, read_looks, read_run
 from semkv_bench.report.command import run_report
 from semkv_bench.stats import StatsOptions
-from semkv_bench.sweep.looks import in_order, progress_words, settle
+from semkv_bench.sweep.looks import check_looks, in_order, progress_words, settle
 from semkv_bench.tasks import Example
 
 GRID = {"full": 16.0, "L16": 4.0, "L8": 3.0, "L4": 2.0, "L2": 1.0}
@@ -255,6 +256,39 @@ def test_a_report_before_the_first_look_is_provisional(tmp_path):
     assert (run["complete_looks"], run["looks"], run["examples"][:2]) == (0, 4, [60, 120])
     assert run["information"][0] < run["information"][1]
     assert "no look is complete yet" in (tmp_path / "report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("stops", "after", "told"),
+    [
+        ([True], 130, "look 1 ended the run; by the records it goes on; remove the file"),
+        ([True], 60, r"look 1 ended the run; by the records its examples are not all recorded \(60\)"),
+        ([False, False], None, "look 2 was taken; by the records it ends the run"),
+        ([False, False, False, True], 130, "look 2 was taken; by the records its examples are not all"),
+    ],
+)
+def test_looks_that_do_not_follow_from_the_records_are_refused(tmp_path, stops, after, told):
+    run = Run(tmp_path)
+    run.sweep(after)
+    forged = [{"look": n, "stop": stop, "reason": "so"} for n, stop in enumerate(stops, start=1)]
+    (tmp_path / "looks.json").write_text(json.dumps({"looks": forged}))
+    for reads in (lambda: check_looks(run.folder), lambda: run_report(tmp_path, Console(quiet=True))):
+        with pytest.raises(UsageError, match=told):
+            reads()
+    (tmp_path / "looks.json").unlink()
+    assert run.sweep() + (after or 240) == 240
+
+
+def test_every_beginning_of_a_run_is_about_all_tasks_and_keeps_seeds_together():
+    examples = _examples(30, tasks=("a", "b", "c"), seeds=(0, 1), shared=True)
+    ordered = interleaved(examples)
+    assert sorted(map(_unit, ordered)) == sorted(map(_unit, examples))
+    for size in (6, 12, 60, 120):
+        assert set(Counter(example.task for example in ordered[:size]).values()) == {size // 3}
+    assert all(
+        one.example_id == other.example_id for one, other in zip(ordered[::2], ordered[1::2], strict=True)
+    )
+    assert [e.seed for e in ordered[:4]] == [0, 1, 0, 1]
 
 
 QUICK = ["per_task=4", "task.length=300", "max_new_tokens=3", "grid.levels=[16,4,2]", "stats.margin=0.3"]
