@@ -115,6 +115,10 @@ class Backend(ABC):
         """What the tasks write prompts with."""
         return source.tokenizer()
 
+    def weights(self, source: Any) -> dict[str, Any]:
+        """What the charter keeps of the model, so that another one under the same name is noticed."""
+        return {"weights": source.weights(), "generation_config": source.generation_config()}
+
     def check(self, source: Any, settings: Sequence[Setting], protocol: Protocol) -> None:  # noqa: B027
         """Raise UsageError for what this engine cannot run; called before prompts are written."""
 

@@ -1,6 +1,6 @@
 """The engine that simulates: a transformers model in this process, all settings as rows of one batch."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -9,7 +9,7 @@ from semkv_bench.engine.engine import Engine
 from semkv_bench.engine.options import EngineOptions
 from semkv_bench.engine.outcome import Outcome, request_of
 from semkv_bench.errors import UsageError
-from semkv_bench.models.device import describe
+from semkv_bench.models.device import describe, effective, requested
 from semkv_bench.models.load import LoadedModel
 from semkv_bench.protocols import Protocol
 from semkv_bench.settings.setting import FULL, Setting
@@ -41,20 +41,31 @@ class TransformersBackend(EngineOptions, Backend):
 
     def open(self, source: Any) -> "TransformersSession":
         """See ``Backend``."""
-        return TransformersSession(source.load(), self)
+        return TransformersSession(source.load(), self, requested(source))
 
 
 class TransformersSession(Session):
     """A loaded model."""
 
-    def __init__(self, loaded: LoadedModel, options: EngineOptions = EngineOptions()):
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        options: EngineOptions = EngineOptions(),
+        requested: Mapping[str, Any] | None = None,
+    ):
         self.loaded = loaded
+        self._requested = dict(requested or {})
         self.label, self.revision = loaded.label, loaded.revision
         self.engine = Engine(loaded, options)
 
     def describe(self) -> dict[str, Any]:
         """See ``Session``."""
-        return describe(self.loaded.device)
+        loaded = self.loaded
+        return {
+            **describe(loaded.device),
+            "requested": self._requested,
+            "effective": effective(loaded.model, loaded.device),
+        }
 
     def answers(
         self,

@@ -5,6 +5,7 @@ from semkv_bench.kernels.attention_reference import merge_attention
 from semkv_bench.kernels.codebook_reference import codebook_dequantize
 from semkv_bench.kernels.codebook_tables import CodebookTables
 from semkv_bench.kernels.dispatch import (
+    KERNELS_VARIABLE,
     affine_quantize,
     affine_quantize_dequantize,
     backend,
@@ -19,6 +20,7 @@ from semkv_bench.kernels.numerics import NonFiniteError
 from semkv_bench.kernels.packed import PackedLayout, PackedVectors, total_nbytes
 
 __all__ = [
+    "KERNELS_VARIABLE",
     "CodebookTables",
     "NonFiniteError",
     "PackedLayout",

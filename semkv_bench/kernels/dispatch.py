@@ -17,6 +17,7 @@ from semkv_bench.kernels.codebook_tables import CodebookTables
 from semkv_bench.kernels.packed import PackedLayout, PackedVectors
 
 __all__ = [
+    "KERNELS_VARIABLE",
     "affine_quantize",
     "affine_quantize_dequantize",
     "backend",
@@ -28,7 +29,7 @@ __all__ = [
     "unpack_dequantize",
 ]
 
-_VARIABLE = "SEMKV_KERNELS"
+KERNELS_VARIABLE = "SEMKV_KERNELS"
 
 
 def backend(device: torch.device | str) -> str:
@@ -37,15 +38,17 @@ def backend(device: torch.device | str) -> str:
     Raises UsageError or MissingError if the override asks for what cannot be.
     """
     on_gpu = torch.device(device).type == "cuda"  # ROCm calls itself cuda, too
-    wanted = os.environ.get(_VARIABLE, "")
+    wanted = os.environ.get(KERNELS_VARIABLE, "")
     if wanted not in ("", "reference", "triton"):
-        raise UsageError(f"{_VARIABLE}={wanted} is not known; use reference or triton, or leave it unset")
+        raise UsageError(
+            f"{KERNELS_VARIABLE}={wanted} is not known; use reference or triton, or leave it unset"
+        )
     if wanted == "triton":
         if not _has_triton():
-            raise MissingError(f"{_VARIABLE}=triton, but triton is not installed: pip install triton")
+            raise MissingError(f"{KERNELS_VARIABLE}=triton, but triton is not installed: pip install triton")
         if not on_gpu and os.environ.get("TRITON_INTERPRET") != "1":
             raise UsageError(
-                f"{_VARIABLE}=triton needs a GPU (or TRITON_INTERPRET=1, which is slow); unset it on a CPU"
+                f"{KERNELS_VARIABLE}=triton needs a GPU (or TRITON_INTERPRET=1, which is slow); unset it on a CPU"
             )
         return "triton"
     return "triton" if on_gpu and wanted != "reference" and _has_triton() else "reference"

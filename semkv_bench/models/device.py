@@ -2,6 +2,7 @@
 
 import os
 import platform
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,9 @@ import psutil
 import torch
 
 from semkv_bench import __version__
-from semkv_bench.kernels import backend
+from semkv_bench.kernels import KERNELS_VARIABLE, backend
 
-__all__ = ["describe", "memory_total"]
+__all__ = ["describe", "effective", "memory_total", "requested"]
 
 _PACKAGES = ("torch", "transformers", "triton", "datasets", "numpy", "scipy", "tokenizers")
 
@@ -42,6 +43,32 @@ def describe(device: torch.device) -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "kernels": backend(device),
     }
+
+
+def requested(source: Any) -> dict[str, Any]:
+    """How a model was asked to run; ``source`` is the model group's object."""
+    device_map = source.device_map
+    return {
+        "dtype": source.dtype,
+        "attention": source.attention,
+        "device_map": dict(device_map) if isinstance(device_map, Mapping) else device_map,
+        "kernels": os.environ.get(KERNELS_VARIABLE) or "auto",
+    }
+
+
+def effective(model: Any, device: torch.device) -> dict[str, Any]:
+    """How a loaded model runs: the same keys; ``device`` takes the token ids, ``device_map`` names modules."""
+    placed = getattr(model, "hf_device_map", None) or {"": device}
+    return {
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "attention": model.config._attn_implementation,
+        "device_map": {module: _device_name(place) for module, place in placed.items()},
+        "kernels": backend(device),
+    }
+
+
+def _device_name(place: Any) -> str:
+    return f"cuda:{place}" if isinstance(place, int) else str(place)
 
 
 def _cgroup_limit() -> float:

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
 from semkv_bench.errors import MissingError, SemkvError, UsageError
@@ -32,6 +32,7 @@ from semkv_bench.models.architecture import (
     supported_attention,
 )
 from semkv_bench.models.device_map import check_device_map, check_devices_present, check_modules, input_device
+from semkv_bench.models.fingerprint import generation_settings, local_weights
 from semkv_bench.models.hub import hub_reachable
 from semkv_bench.models.shape import ModelShape
 
@@ -139,6 +140,27 @@ class PretrainedModel:
         with self._explained():
             return AutoConfig.from_pretrained(**self._location())
 
+    def weights(self) -> dict[str, Any]:
+        """What the weights are known by: the content of local files, the commit of a hub model."""
+        path = Path(self.path).expanduser()
+        if path.exists():
+            return local_weights(path)
+        return {"hub": self.path, "revision": getattr(self.config(), "_commit_hash", None) or self.revision}
+
+    def generation_config(self) -> dict[str, Any]:
+        """What the model says of how it generates, its end tokens among it."""
+        location = self._location()
+        config = self.config()
+        with self._explained():
+            try:
+                found = GenerationConfig.from_pretrained(
+                    location.pop("pretrained_model_name_or_path"),
+                    **{name: value for name, value in location.items() if name != "gguf_file"},
+                )
+            except OSError:
+                found = GenerationConfig.from_model_config(config)
+        return generation_settings(found.to_diff_dict())
+
     def skeleton(self) -> Any:
         """The model without its weights (on the meta device), to count and name them."""
         config = self.config()
@@ -244,6 +266,14 @@ class EmbeddedModel:
     def config(self) -> Any:
         """The transformers configuration."""
         return self._converted().config()
+
+    def weights(self) -> dict[str, Any]:
+        """What the weights are known by: the content of the converted files."""
+        return self._converted().weights()
+
+    def generation_config(self) -> dict[str, Any]:
+        """What the model says of how it generates."""
+        return self._converted().generation_config()
 
     def skeleton(self) -> Any:
         """The model without its weights."""

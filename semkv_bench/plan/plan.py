@@ -115,6 +115,7 @@ def make_plan(config: DictConfig, exclude: Collection[tuple[str, str]] = ()) -> 
     charter = {
         "model": source.name,
         "model_config": _decided(config, "model"),
+        **engine.weights(source),
         "quantizer": _decided(config, "quantizer") if engine.simulates else None,
         "value_quantizer": _decided(config, "value_quantizer") if engine.simulates else None,
         "protocol": protocol.name,

@@ -15,7 +15,7 @@ from semkv_bench.records.values import short
 __all__ = ["CHARTER", "SHARED_LOCK", "charter_hash", "charter_mark", "read_charter", "require_same", "seal"]
 
 CHARTER = "protocol.yaml"
-SHARED_LOCK = "shared.lock"  # held by whoever changes what all writers share
+SHARED_LOCK = ".shared.lock"  # held by whoever changes what all writers share
 _MENDED = "put a copy of it back, or run the sweep again into another out=DIR"
 _MOST_NAMED = 3
 _ABSENT = object()

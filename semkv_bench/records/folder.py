@@ -166,7 +166,7 @@ class RunFolder:
 
     def _claim(self) -> _Writer:
         for number in range(10_000):
-            lock = hold_lock(self.path / f"records-{number}.lock", wait=False)
+            lock = hold_lock(self.path / f".records-{number}.lock", wait=False)
             if lock is None:
                 continue
             try:

@@ -31,7 +31,7 @@ def test_protocol_is_written_before_any_record(tmp_path):
     RunFolder.open(tmp_path / "run", PROTOCOL, "a: 1\n")
     written = yaml.safe_load((tmp_path / "run/protocol.yaml").read_text())
     assert written["hash"] == charter_hash(PROTOCOL) == charter_hash(written)
-    assert not list((tmp_path / "run").glob("records-*.jsonl"))
+    assert not list((tmp_path / "run").glob("records-*"))
 
 
 def test_append_and_read_back(tmp_path):
@@ -90,7 +90,7 @@ def test_several_writers_have_a_file_each(tmp_path):
     first, second = _started(tmp_path), _started(tmp_path)
     first.append(_unit("a"))
     second.append(_unit("b"))
-    assert sorted(p.name for p in tmp_path.glob("records-*.jsonl")) == ["records-0.jsonl", "records-1.jsonl"]
+    assert sorted(p.name for p in tmp_path.glob("records-*")) == ["records-0.jsonl", "records-1.jsonl"]
     first.refresh()
     assert {unit[1] for unit in first.done} == {"a", "b"}
     second.append(_unit("a"))
@@ -147,12 +147,12 @@ def test_of_two_protocols_that_open_a_folder_at_once_one_is_refused(tmp_path):
         assert (path / "config.yaml").read_text() == f"model: {owner}\n"
         for model, outcome in found:
             assert outcome == owner if model == owner else "another protocol (different: model: " in outcome
-        assert {p.name for p in path.iterdir()} - {"shared.lock"} == {"config.yaml", "protocol.yaml"}
+        assert {p.name for p in path.iterdir()} - {".shared.lock"} == {"config.yaml", "protocol.yaml"}
 
 
 def test_a_kill_between_configuration_and_protocol_is_no_other_run(tmp_path):
     (tmp_path / "config.yaml").write_text("a: 0\n")
-    (tmp_path / "shared.lock").touch()
+    (tmp_path / ".shared.lock").touch()
     RunFolder.open(tmp_path, PROTOCOL, "a: 1\n")
     assert (tmp_path / "config.yaml").read_text() == "a: 1\n"
 
@@ -358,9 +358,9 @@ def test_environment_of_every_session_is_kept(tmp_path):
 
 def test_the_lock_ends_with_the_writer(tmp_path):
     folder = _started(tmp_path)
-    assert hold_lock(tmp_path / "records-0.lock", wait=False) is None
+    assert hold_lock(tmp_path / ".records-0.lock", wait=False) is None
     folder.close()
-    hold_lock(tmp_path / "records-0.lock", wait=False).release()
+    hold_lock(tmp_path / ".records-0.lock", wait=False).release()
 
 
 def _other_run(path, **changes) -> bytes:
