@@ -81,7 +81,7 @@ def test_what_ran_is_written_down(finished):
     session = read_sessions(finished[1])[0]
     assert session["requested"] == {
         "dtype": "auto",
-        "attention": "sdpa",
+        "attention": None,
         "device_map": None,
         "kernels": "auto",
     }
