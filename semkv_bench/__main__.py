@@ -12,6 +12,7 @@ def main() -> int:
     with one_line_on_interrupt():
         from semkv_bench import cli
 
+        cli.complete()
         return cli.main()
 
 

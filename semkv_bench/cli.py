@@ -1,5 +1,10 @@
-"""The command line: ``semkv-bench COMMAND key=value ...``; nothing but argument handling."""
+"""The command line: ``semkv-bench COMMAND key=value ...``; it parses, and what a command does is elsewhere.
 
+A new command is a function that takes what was given, and a row of ``COMMANDS``. The function imports what it uses,
+so that no command waits for the libraries of another.
+"""
+
+import argparse
 import json
 import os
 import re
@@ -8,38 +13,76 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from semkv_bench.console import ERR, OUT, set_up_output
 from semkv_bench.errors import STOPPED, MissingError, SemkvError, UsageError, one_line_on_interrupt
-from semkv_bench.sweep.command import run_plan, sweep_once
 
-__all__ = ["main"]
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
-_SUMMARY = """semkv-bench measures where an LLM's quality falls off a cliff as its KV cache
-loses bits.
+__all__ = ["COMMANDS", "Command", "Given", "main"]
 
-  semkv-bench sweep model=smollm2 quantizer=affine task=synthetic
-      run or resume a sweep
-  semkv-bench cliff-report [run=DIR | records=FILE]
-      statistics and report; runs=[DIR,DIR,...] sets cliffs side by side
-  semkv-bench recipe model=smollm2 quantizer=affine
-      the cliff, then mixes just above it
-  semkv-bench regress [run=DIR]
-      did the cliff move since the baseline?
-  semkv-bench storage quantizer=affine grid.levels=[6,5]
-      bits per value, cache bytes
-  semkv-bench plan model=llama31 task=longbench
-      prompts, memory, time of a sweep; loads no weights
-  semkv-bench models
-      what can be loaded here
-  semkv-bench doctor
-      what is missing here, and how to mend it
 
-Each command takes Hydra overrides (key=value) and --help, which lists the
-groups and choices."""
+@dataclass(frozen=True)
+class Option:
+    """A flag of a command, and its line of help; ``choices`` where it takes a value."""
 
-_PATHS = ("baseline", "dir", "out", "path", "prompts_path", "records", "run")
+    flags: tuple[str, ...]
+    meaning: str
+    choices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Command:
+    """A row of the table: what runs, one line about it, an example, and what it takes.
+
+    config: the file of ``conf/`` whose keys it takes; keys: what it takes where it composes none; bare: the key that
+    an argument without ``=`` is the value of; renamed: keys that are called otherwise in the configuration.
+    """
+
+    run: Callable[["Given"], int | None]
+    about: str
+    example: str = ""
+    config: str | None = None
+    keys: tuple[str, ...] = ()
+    options: tuple[Option, ...] = ()
+    bare: str | None = None
+    renamed: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Given:
+    """What was given to a command: its options by name, and its arguments as they were written."""
+
+    command: Command
+    options: argparse.Namespace
+    arguments: tuple[str, ...]
+
+    @cached_property
+    def overrides(self) -> list[str]:
+        """The arguments as Hydra's overrides."""
+        from semkv_bench.config.overrides import as_overrides
+
+        renamed = dict(self.command.renamed)
+        pairs = [argument.partition("=") for argument in self.arguments]
+        named = ["".join((renamed.get(key, key), *rest)) for key, *rest in pairs]
+        several = getattr(self.options, "multirun", False)
+        return as_overrides(named, self.command.config, self.command.bare, several)
+
+    @cached_property
+    def config(self) -> "DictConfig":
+        """The composed and checked configuration."""
+        from semkv_bench.config.compose import compose_config
+
+        return compose_config(self.command.config, self.overrides)
+
+    def tell(self, content: Any) -> None:
+        """Print ``content`` as JSON; a closed pipe is no error."""
+        _tell(json.dumps(content, indent=1, ensure_ascii=False))
 
 
 @one_line_on_interrupt()
@@ -48,15 +91,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     set_up_output()
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        OUT.print(_SUMMARY, markup=False, highlight=False, soft_wrap=True)
-        return 0
-    if arguments[0] == "--version":
-        from semkv_bench import __version__
-
-        OUT.print(f"semkv-bench {__version__}", highlight=False)
+        OUT.print(_summary(), markup=False, highlight=False, soft_wrap=True)
         return 0
     try:
-        return _run(arguments[0], arguments[1:])
+        return _run(arguments)
     except SemkvError as error:
         return _fail(error)
     except KeyboardInterrupt:
@@ -72,218 +110,289 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
 
 
-def _run(command: str, arguments: list[str]) -> int:
-    if command not in _COMMANDS:
-        raise UsageError(f"there is no command {command!r}; choose from {', '.join(_COMMANDS)}")
-    config_name, run = _COMMANDS[command]
+def _run(arguments: list[str]) -> int:
+    options, rest = _parser().parse_known_args(arguments)
+    if options.version:
+        from semkv_bench import __version__
+
+        OUT.print(f"semkv-bench {__version__}", highlight=False)
+        return 0
+    name = options.command
+    command = COMMANDS[name]
+    given = (*options.arguments, *rest)
+    if unknown := next((argument for argument in given if argument.startswith("-")), None):
+        known = [flag for option in _options_of(command) for flag in option.flags]
+        raise UsageError(f"unknown option {unknown}{_near(unknown, known)}; settings are given as key=value")
     from semkv_bench.config.own import joined
 
-    folders, arguments = _own_folders(arguments)
-    with joined(folders):
-        if "-h" in arguments or "--help" in arguments:
-            _help(command, config_name)
+    with joined(options.conf):
+        if options.help:
+            _help(name, command)
             return 0
-        return run(arguments)
+        asked = Given(command, options, given)
+        if getattr(options, "cfg", None):
+            from semkv_bench.config.compose import to_yaml
+
+            _tell(to_yaml(asked.config).rstrip())
+            return 0
+        return command.run(asked) or 0
 
 
-def _own_folders(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """The folders that ``--conf DIR`` names, and the other arguments."""
-    folders, rest, left = [], [], iter(arguments)
-    for argument in left:
-        name, equals, folder = argument.partition("=")
-        if name != "--conf":
-            rest.append(argument)
-            continue
-        folder = folder if equals else next(left, "")
-        if not folder:
-            raise UsageError("--conf needs a folder: --conf DIR")
-        folders.append(folder)
-    return folders, rest
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong as every other part does, and leaves help to us."""
+
+    def __init__(self, **options: Any):
+        super().__init__(add_help=False, allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        if found := re.match(r"argument command: invalid choice: '(.*?)'", message):
+            known = ", ".join(COMMANDS)
+            raise UsageError(
+                f"there is no command {found[1]!r}{_near(found[1], COMMANDS)}; choose from {known}"
+            )
+        raise UsageError(message.removeprefix("argument "))
 
 
-def _sweep(arguments: list[str]) -> int:
-    from semkv_bench.config.compose import compose_config
+def _parser() -> argparse.ArgumentParser:
+    """Every command with its options; what is of the form key=value is left to Hydra."""
+    parser = _Parser(prog="semkv-bench")
+    parser.add_argument("--version", action="store_true")
+    commands = parser.add_subparsers(dest="command", parser_class=_Parser)
+    for name, command in COMMANDS.items():
+        of_command = commands.add_parser(name, help=command.about)
+        for option in _options_of(command):
+            if option.flags == ("--conf",):
+                of_command.add_argument("--conf", action="append", default=[], metavar="DIR")
+            elif option.choices:
+                of_command.add_argument(*option.flags, choices=option.choices)
+            else:
+                of_command.add_argument(*option.flags, action="store_true")
+        of_command.add_argument("arguments", nargs="*", default=[]).completer = partial(_completions, command)
+    return parser
 
-    if "-m" in arguments or "--multirun" in arguments:
+
+def _completions(command: Command, **context: Any) -> list[str]:
+    if command.config is None:
+        return [f"{key}=" for key in command.keys]
+    from semkv_bench.config.keys import completions
+    from semkv_bench.config.own import joined
+
+    with joined(context["parsed_args"].conf or []):
+        return completions(command.config)
+
+
+def _options_of(command: Command) -> tuple[Option, ...]:
+    composed = (Option(("--cfg",), "print the composed configuration and run nothing", ("job",)),)
+    return (*command.options, *(composed if command.config else ()), *_EVERYWHERE)
+
+
+def _near(word: str, known: Sequence[str]) -> str:
+    from semkv_bench.config.choices import did_you_mean
+
+    return did_you_mean(word, known)
+
+
+def _sweep(given: Given) -> None:
+    if given.options.multirun:
         from semkv_bench.sweep.multirun import multirun
 
-        rest = [a for a in arguments if a not in ("-m", "--multirun")]
-        return multirun(_overrides(rest, several=True), ERR)
-    sweep_once(compose_config("sweep", _overrides(arguments)))
-    return 0
+        multirun(given.overrides, ERR)
+        return
+    from semkv_bench.sweep.command import sweep_once
+
+    sweep_once(given.config)
 
 
-def _cliff_report(arguments: list[str]) -> int:
-    from semkv_bench.config.compose import compose_config
+def _cliff_report(given: Given) -> None:
+    from semkv_bench.records.runs import check_run
+
+    config = given.config
+    if config.run is not None and all(config[key] is None for key in ("records", "records_model", "out")):
+        check_run(Path(config.run).expanduser())
     from semkv_bench.report.command import given_options, make_report
 
-    # Hydra would take model= for the group of models, and a name of brackets and commas for a list.
-    models = [argument for argument in arguments if argument.startswith("model=")]
-    overrides = _overrides([argument for argument in arguments if argument not in models])
-    config = compose_config("cliff_report", overrides)
-    if models:
-        config.records_model = _unquoted(models[-1].removeprefix("model=")) or None
-    keys = [override.lstrip("+").partition("=")[0] for override in overrides]
+    keys = [override.lstrip("+").partition("=")[0] for override in given.overrides]
     whole = set(config.stats) if "stats" in keys else set()
     changed = whole | {key.removeprefix("stats.") for key in keys if key.startswith("stats.")}
     if config.runs is not None:
         from semkv_bench.report.several import make_overview
 
         make_overview(config, given_options(config, changed), OUT)
-        return 0
-    make_report(config, changed, OUT)
-    return 0
+    else:
+        make_report(config, changed, OUT)
 
 
-def _unquoted(value: str) -> str:
-    """``value`` without a pair of quotes around it, as Hydra reads it."""
-    quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
-    return value[1:-1] if quoted else value
-
-
-def _recipe(arguments: list[str]) -> int:
-    from semkv_bench.config.compose import compose_config
+def _recipe(given: Given) -> None:
     from semkv_bench.recipe import run_recipe
 
-    run_recipe(compose_config("recipe", _overrides(arguments)), run_plan, OUT)
-    return 0
+    run_recipe(given.config, OUT)
 
 
-def _regress(arguments: list[str]) -> int:
-    from semkv_bench.config.compose import compose_config
+def _regress(given: Given) -> int:
     from semkv_bench.regress import run_regress
 
-    flags = {"--json", "--update"}
-    config = compose_config("regress", _overrides([a for a in arguments if a not in flags]))
-    console = ERR if "--json" in arguments else OUT
-    run = partial(run_plan, out=console)
-    code, content = run_regress(config, run, console, update="--update" in arguments)
-    if "--json" in arguments:
-        _tell(json.dumps(content, indent=1))
+    as_json = given.options.json
+    code, content = run_regress(given.config, ERR if as_json else OUT, update=given.options.update)
+    if as_json:
+        given.tell(content)
     return code
 
 
-def _storage(arguments: list[str]) -> int:
-    from semkv_bench.config.compose import compose_config
+def _storage(given: Given) -> None:
     from semkv_bench.plan.storage import show_storage, storage_rows
 
-    as_json = "--json" in arguments
-    config = compose_config("storage", _overrides([a for a in arguments if a != "--json"]))
-    rows = storage_rows(config)
-    if as_json:
-        _tell(json.dumps(rows if len(rows) > 1 else rows[0], indent=1))
+    rows = storage_rows(given.config)
+    if given.options.json:
+        given.tell(rows if len(rows) > 1 else rows[0])
     else:
         show_storage(rows, OUT)
-    return 0
 
 
-def _plan(arguments: list[str]) -> int:
-    flags, rest = _flags(arguments, "--json", "--calibrate")
-    from semkv_bench.config.compose import compose_config
-    from semkv_bench.plan.memory import estimate_memory, weights_of
-    from semkv_bench.plan.plan import make_plan
-    from semkv_bench.plan.storage import published_words
-    from semkv_bench.plan.timing import calibrate, estimate_time
+def _plan(given: Given) -> None:
+    from semkv_bench.plan.command import estimates
     from semkv_bench.plan.view import plan_content, show_plan
 
-    config = compose_config("sweep", _overrides(rest))
-    try:
-        plan = make_plan(config)
-    except MissingError as error:
-        raise MissingError(f"{error}{published_words(config.model)}") from error
-    weights = weights_of(plan)
-    memory = estimate_memory(plan, weights)
-    if "--calibrate" in flags:
-        if not memory.fits:
-            raise UsageError(f"the model does not fit here: {memory.advice}")
-        with ERR.status(f"timing {plan.source.name} on one example"):
-            calibrate(plan, weights.parameters)
-    duration = estimate_time(plan, weights, memory.batch_rows)
-    if "--json" in flags:
-        _tell(json.dumps(plan_content(plan, memory, duration), indent=1))
+    estimated = estimates(given.config, ERR, calibrated=given.options.calibrate)
+    if given.options.json:
+        given.tell(plan_content(*estimated))
     else:
-        show_plan(plan, memory, duration, OUT)
-    return 0
+        show_plan(*estimated, OUT)
 
 
-def _models(arguments: list[str]) -> int:
-    flags, rest = _flags(arguments, "--json")
-    from semkv_bench.models.catalog import as_json, catalog, show_catalog
+def _models(given: Given) -> None:
+    from semkv_bench.models.catalog import as_data, catalog, show_catalog
 
-    overrides = _overrides(rest)
-    strange = next((o for o in overrides if not o.startswith(("model=", "model."))), None)
-    if strange is not None:
-        raise UsageError(f"models takes model=... and model.path=... only, not {strange}")
-    entries = catalog(overrides)
-    if "--json" in flags:
-        _tell(as_json(entries))
+    entries = catalog(given.overrides)
+    if given.options.json:
+        given.tell(as_data(entries))
     else:
         show_catalog(entries, OUT)
-    return 0
 
 
-def _doctor(arguments: list[str]) -> int:
-    flags, rest = _flags(arguments, "--json")
-    if rest:
-        raise UsageError(f"doctor takes --json only, not {rest[0]}")
-    from semkv_bench.doctor.report import as_json, examine, healthy, show_findings
+def _doctor(given: Given) -> int:
+    if given.arguments:
+        raise UsageError(f"doctor takes --json only, not {given.arguments[0]}")
+    from semkv_bench.doctor.report import as_data, examine, healthy, show_findings
 
     with ERR.status("looking at this machine"):
         findings = list(examine())
-    if "--json" in flags:
-        _tell(as_json(findings))
+    if given.options.json:
+        given.tell(as_data(findings))
     else:
         show_findings(findings, OUT)
     return 0 if healthy(findings) else MissingError.exit_code
 
 
-def _flags(arguments: list[str], *known: str) -> tuple[set[str], list[str]]:
-    """The options among ``arguments`` that the command knows, and the rest."""
-    return {a for a in arguments if a in known}, [a for a in arguments if a not in known]
+def _completion(given: Given) -> None:
+    shells = ("bash", "zsh")
+    if len(given.arguments) != 1 or given.arguments[0] not in shells:
+        raise UsageError("completion takes one of bash and zsh: semkv-bench completion bash")
+    import argcomplete
+
+    _tell(argcomplete.shellcode(["semkv-bench"], shell=given.arguments[0]).strip())
 
 
-_COMMANDS: dict[str, tuple[str | None, Callable[[list[str]], int]]] = {
-    "sweep": ("sweep", _sweep),
-    "cliff-report": ("cliff_report", _cliff_report),
-    "recipe": ("recipe", _recipe),
-    "regress": ("regress", _regress),
-    "storage": ("storage", _storage),
-    "plan": ("sweep", _plan),
-    "models": (None, _models),
-    "doctor": (None, _doctor),
+_EVERYWHERE = (
+    Option(("--conf",), "DIR adds groups and classes of your own: DIR/quantizer/mine.yaml is quantizer=mine"),
+    Option(("-h", "--help"), "this text"),
+)
+_JSON = Option(("--json",), "print JSON")
+_MULTIRUN = Option(
+    ("-m", "--multirun"),
+    "one sweep per combination of comma-separated choices, or per shard: sweep -m shard=1/2,2/2 out=DIR "
+    "hydra/launcher=joblib hydra.launcher.n_jobs=2; launchers: basic, joblib, ray, submitit_local, submitit_slurm",
+)
+
+COMMANDS: dict[str, Command] = {
+    "sweep": Command(
+        _sweep,
+        "run or resume a sweep",
+        "model=smollm2 quantizer=affine task=synthetic",
+        config="sweep",
+        options=(_MULTIRUN,),
+    ),
+    "cliff-report": Command(
+        _cliff_report,
+        "statistics and report; runs=[DIR,DIR,...] sets cliffs side by side",
+        "[DIR | records=FILE]",
+        config="cliff_report",
+        bare="run",
+        renamed=(("model", "records_model"),),
+    ),
+    "recipe": Command(
+        _recipe, "the cliff, then mixes just above it", "model=smollm2 quantizer=affine", config="recipe"
+    ),
+    "regress": Command(
+        _regress,
+        "did the cliff move since the baseline?",
+        "[run=DIR]",
+        config="regress",
+        options=(_JSON, Option(("--update",), "write the baseline anew")),
+    ),
+    "storage": Command(
+        _storage,
+        "bits per value, cache bytes",
+        "quantizer=affine grid.levels=[6,5]",
+        config="storage",
+        options=(_JSON,),
+    ),
+    "plan": Command(
+        _plan,
+        "prompts, memory, time of a sweep; loads no weights",
+        "model=llama31 task=longbench",
+        config="sweep",
+        options=(Option(("--calibrate",), "time one example here, and keep that for estimates"), _JSON),
+    ),
+    "models": Command(
+        _models,
+        "what can be loaded here: cache shape, files on this disk, the command that fetches the rest; asks no network",
+        keys=("model", "model.path"),
+        options=(_JSON,),
+    ),
+    "doctor": Command(
+        _doctor,
+        "every check of this machine, with the command that mends what it finds; exit 3 if a sweep needs it",
+        options=(_JSON,),
+    ),
+    "completion": Command(
+        _completion,
+        'completion of commands, keys and choices in a shell: eval "$(semkv-bench completion bash)"',
+        "bash|zsh",
+    ),
 }
 
-_JSON = ("--json", "print JSON")
-_OPTIONS: dict[str, list[tuple[str, str]]] = {
-    "sweep": [
-        ("-m, --multirun", "one sweep per combination of comma-separated choices, or per shard:"),
-        ("", "  sweep -m shard=1/2,2/2 out=DIR hydra/launcher=joblib hydra.launcher.n_jobs=2"),
-        ("", "launchers: basic, joblib, ray, submitit_local, submitit_slurm"),
-    ],
-    "plan": [("--calibrate", "time one example here, and keep that for estimates"), _JSON],
-    "regress": [_JSON, ("--update", "write the baseline anew")],
-    "storage": [_JSON],
-    "models": [_JSON],
-    "doctor": [_JSON],
-}
-_ABOUT = {
-    "models": "semkv-bench models [model=NAME | model.path=HUB_NAME_OR_FOLDER]\n\n"
-    "What can be loaded here: cache shape, files on this disk, the command that fetches the rest. Asks no network.",
-    "doctor": "semkv-bench doctor\n\nEvery check of this machine, with the command that mends what it finds. "
-    "Exit 3 if something is missing that a sweep needs.",
-}
+
+def _summary() -> str:
+    lines = [
+        "semkv-bench measures where an LLM's quality falls off a cliff as its KV cache",
+        "loses bits.",
+        "",
+    ]
+    for name, command in COMMANDS.items():
+        lines.append(f"  semkv-bench {name} {command.example}".rstrip())
+        lines += textwrap.wrap(
+            command.about, 78, initial_indent=" " * 6, subsequent_indent=" " * 6, break_on_hyphens=False
+        )
+    lines += ["", "Each command takes Hydra overrides (key=value) and --help, which lists every", "key."]
+    return "\n".join(lines)
 
 
-def _help(command: str, config_name: str | None) -> None:
-    lines = [_ABOUT[command]] if config_name is None else _keys_of(command, config_name)
-    if command in _OPTIONS:
-        lines += ["", "Options:", *(f"  {name:<16}{text}" for name, text in _OPTIONS[command])]
-    if config_name is not None:
-        lines += [
-            "",
-            "Keys inside a group: group.key=value, for example grid.levels=[8,6,5,4] or stats.margin=0.05",
-            "--conf DIR adds groups and classes of your own: DIR/quantizer/mine.yaml is the choice quantizer=mine",
-        ]
+def _help(name: str, command: Command) -> None:
+    lines = [
+        f"semkv-bench {name} {command.example}".rstrip(),
+        "",
+        f"{command.about[0].upper()}{command.about[1:]}.",
+    ]
+    lines += ["", "Options:"]
+    for option in _options_of(command):
+        flags = ", ".join(option.flags) + (f" {'|'.join(option.choices)}" if option.choices else "")
+        lines.append(f"  {flags:<16}  {option.meaning}")
+    if command.config is not None:
+        from semkv_bench.config.keys import help_lines
+
+        lines += help_lines(command.config)
+    elif command.keys:
+        lines += ["", f"Keys: {', '.join(command.keys)}"]
     # What is no terminal gets whole lines, to search in.
     text = "\n".join(lines)
     if OUT.is_terminal:
@@ -293,45 +402,18 @@ def _help(command: str, config_name: str | None) -> None:
 
 def _wrapped(line: str, width: int) -> str:
     """``line`` folded at ``width``: what goes on stands below the text of its last column, or further in."""
-    column = re.search(r"(?<=\S) {2,}(# )?", line)
+    column = re.search(r"(?<=\S) {2,}", line)
     indent = len(line) - len(line.lstrip())
-    hang = " " * (column.end() if column else indent and indent + 2)
-    return textwrap.fill(line, width, subsequent_indent=hang, break_long_words=False, break_on_hyphens=False)
-
-
-def _keys_of(command: str, config_name: str) -> list[str]:
-    from semkv_bench.config.compose import choices, conf_dir
-
-    lines = [f"semkv-bench {command} key=value ...", "", "Groups and their choices (group=choice):"]
-    lines += [f"  {group}: {', '.join(names)}" for group, names in choices(config_name).items()]
-    lines += ["", "Keys and defaults:"]
-    body = (conf_dir() / f"{config_name}.yaml").read_text().split("- _self_", 1)[1].splitlines()
-    return lines + [f"  {line}" for line in body if line.strip() and not line.lstrip().startswith("- ")]
-
-
-def _overrides(arguments: Sequence[str], several: bool = False) -> list[str]:
-    """The arguments as Hydra reads them; ``several``: commas separate the choices of a multirun."""
-    for argument in arguments:
-        if argument.startswith("-"):
-            raise UsageError(f"unknown option {argument}; settings are given as key=value")
-        if "=" not in argument and not argument.startswith("~"):
-            raise UsageError(f"{argument!r} is not of the form key=value")
-    return [_path_as_given(argument, several) for argument in arguments]
-
-
-def _path_as_given(argument: str, several: bool) -> str:
-    """A path in Hydra's quotes, so that spaces, brackets and accents in it need none from the user."""
-    key, equals, value = argument.partition("=")
-    plain = value not in ("", "null", "???") and not value.startswith(("'", '"')) and not set(value) & {"\\"}
-    if key.lstrip("+").rpartition(".")[2] not in _PATHS or not plain or "${" in value:
-        return argument
-    if several and "," in value:
-        return argument
-    return key + equals + "'" + value.replace("'", "\\'") + "'"
+    hang = column.end() if column else indent and indent + 2
+    if hang + max(map(len, line.split()), default=0) > width:
+        hang = indent + 4
+    return textwrap.fill(
+        line, width, subsequent_indent=" " * hang, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def _tell(text: str) -> None:
-    """Print JSON as it is; a closed pipe is no error."""
+    """Print ``text`` as it is; a closed pipe is no error."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
@@ -341,6 +423,14 @@ def _tell(text: str) -> None:
 def _fail(error: SemkvError) -> int:
     ERR.print(f"semkv-bench: {' '.join(str(error).split())}", markup=False, highlight=False, soft_wrap=True)
     return error.exit_code
+
+
+def complete() -> None:
+    """Answer a shell that asks for completions, which it does by an environment variable; else nothing."""
+    if "_ARGCOMPLETE" in os.environ:
+        import argcomplete
+
+        argcomplete.autocomplete(_parser(), always_complete_options=False)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """The whole method in one command: find the uniform cliff, mix the two precisions just above it, pick the cheapest."""
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,24 +9,23 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from semkv_bench import report
-from semkv_bench.config.compose import conf_dir
+from semkv_bench.config.choices import conf_dir
 from semkv_bench.console import human_bytes
 from semkv_bench.errors import CheckFailed, UsageError
 from semkv_bench.files import check_writable
 from semkv_bench.plan.plan import Plan, make_plan
-from semkv_bench.records.folder import RunFolder, charter_hash
+from semkv_bench.records.folder import charter_hash
 from semkv_bench.records.runs import RUNS, new_folder, one_at_a_time
 from semkv_bench.report.command import run_report
 from semkv_bench.report.files import write_all
 from semkv_bench.settings.setting import FULL, GridOnly
 from semkv_bench.settings.storage import cache_bytes
 from semkv_bench.stats.result import Report, plain
+from semkv_bench.sweep.command import run_plan
 
 __all__ = ["Chosen", "choose_levels", "run_recipe"]
 
 _OF_RECIPE = "recipe-"
-
-Runner = Callable[[Plan, DictConfig], RunFolder]
 
 
 @dataclass(frozen=True)
@@ -61,10 +59,8 @@ def choose_levels(result: Report, levels: dict[str, int]) -> Chosen:
     return Chosen(high=above[0], low=low, control=control)
 
 
-def run_recipe(config: DictConfig, run: Runner, console: Console) -> Path:
+def run_recipe(config: DictConfig, console: Console) -> Path:
     """Both sweeps, their reports, ``recipe.json`` and ``recipe.md`` in ``out``; returns that folder.
-
-    run: runs or resumes a plan, giving its folder.
 
     Raises:
         CheckFailed: no cliff, or no setting is equivalent on the fresh examples.
@@ -83,7 +79,7 @@ def run_recipe(config: DictConfig, run: Runner, console: Console) -> Path:
     out = _folder(config, first, _trial_of_second(config, first))
     uniform.out = str(out / "uniform")
     console.print(f"1 of 2: the uniform cliff of {first.source.name}", highlight=False)
-    run(first, uniform)
+    run_plan(first, uniform)
     uniform_result, _ = run_report(out / "uniform", console)
     chosen = choose_levels(
         uniform_result, {s.name: s.keys.allocation.count for s in first.settings if s.keys}
@@ -97,7 +93,7 @@ def run_recipe(config: DictConfig, run: Runner, console: Console) -> Path:
         f"L={chosen.control} as positive control",
         highlight=False,
     )
-    run(second, mixes)
+    run_plan(second, mixes)
     result, _ = run_report(out / "mixes", console)
     summary = _summary(second, result, chosen, list(config.context))
     written = {

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from semkv_bench import cli
-from semkv_bench.cli import main
+from semkv_bench.cli import COMMANDS, Command, main
 from semkv_bench.console import LastingConsole
 from semkv_bench.records.folder import read_run
 from semkv_bench.records.runs import newest_run
@@ -185,6 +185,15 @@ def test_longbench_from_a_local_folder(local_folder, tmp_path, capsys):
         (["swep"], 2, "choose from sweep"),
         (["sweep", "model"], 2, "not of the form key=value"),
         (["sweep", "--fast"], 2, "unknown option --fast"),
+        (["swep"], 2, "did you mean sweep?"),
+        (["plan", "--jsno"], 2, "did you mean --json?"),
+        (["plan", "--cfg", "hydra"], 2, "choose from"),
+        (["models", "per_task=3"], 2, "takes model=... and model.path=... only"),
+        (["models", "model=no/where/at/all"], 3, "model.path=no/where/at/all does not exist"),
+        (["cliff-report", "/nowhere"], 3, "/nowhere does not exist"),
+        (["cliff-report", "/nowhere", "/else"], 2, "runs=[DIR,DIR]"),
+        (["doctor", "all"], 2, "doctor takes --json only"),
+        (["completion", "fish"], 2, "bash and zsh"),
         (["sweep", "model=nope"], 2, "there is no model 'nope'"),
         (["sweep", "grid.levels=[]"], 2, "no levels given"),
         (["sweep", "grid.levels=[1]"], 2, "whole numbers from 2"),
@@ -244,7 +253,7 @@ def test_wrong_usage_is_one_line_with_its_exit_code(command, code, told, tmp_pat
 
 @pytest.mark.parametrize("told_where", [True, False])
 def test_what_nobody_expected_is_no_failed_check(told_where, monkeypatch, capsys):
-    monkeypatch.setitem(cli._COMMANDS, "models", (None, lambda arguments: arguments[1]))
+    monkeypatch.setitem(cli.COMMANDS, "models", Command(lambda given: given.arguments[1], "fails"))
     monkeypatch.setenv("SEMKV_TRACEBACK", "1" if told_where else "")
     assert main(["models"]) == 3
     err = _lines(capsys)[1]
@@ -281,7 +290,44 @@ def test_no_run_yet(tmp_path, monkeypatch, capsys):
 def test_help_lists_groups_and_choices(command, capsys):
     assert main([command, "--help"]) == 0
     out = _lines(capsys)[0]
-    assert "stats: default" in out or "quantizer: affine" in out
+    assert "stats=default" in out or "quantizer=affine" in out
+
+
+@pytest.mark.parametrize("command", [name for name, row in COMMANDS.items() if row.config])
+def test_the_composed_configuration_can_be_seen_and_nothing_is_run(command, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for option in (["--cfg", "job"], ["--cfg=job"]):
+        assert main([command, *option, "out=here"] if command != "storage" else [command, *option]) == 0
+        told = yaml.safe_load(_lines(capsys)[0])
+        assert told.get("out", "here") == "here" and ("stats" in told or "grid" in told)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("semkv-bench st", ["storage"]),
+        ("semkv-bench sweep quantizer=turboquant_p", ["quantizer=turboquant_prod"]),
+        ("semkv-bench plan protocol.hist", ["protocol.history="]),
+        ("semkv-bench plan --cal", ["--calibrate"]),
+        ("semkv-bench models model.p", ["model.path="]),
+    ],
+)
+def test_a_shell_s_request_is_answered(line, expected, tmp_path):
+    answers = tmp_path / "answers"
+    asked = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "IFS": "\n"}
+    asked |= {"_ARGCOMPLETE_STDOUT_FILENAME": str(answers), "_ARGCOMPLETE_COMP_WORDBREAKS": ""}
+    subprocess.run([sys.executable, "-m", "semkv_bench"], env={**os.environ, **asked}, check=True, timeout=60)
+    assert [word.strip() for word in answers.read_text().replace("\x0b", "\n").split()] == expected
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_completion_is_a_script_of_the_shell(shell, capsys):
+    assert main(["completion", shell]) == 0
+    script = _lines(capsys)[0]
+    assert "semkv-bench" in script and "_ARGCOMPLETE" in script
+    if shutil.which(shell):
+        subprocess.run([shell, "-n"], input=script, text=True, check=True)
 
 
 @pytest.mark.parametrize(
@@ -331,7 +377,7 @@ def test_storage_of_a_model_and_several_levels(capsys):
 
 
 def test_plan_loads_no_weights(capsys, monkeypatch):
-    monkeypatch.setattr("semkv_bench.models.load.AutoModelForCausalLM.from_pretrained", None)
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", None)
     assert main(["plan", "per_task=2"]) == 0
     out = _lines(capsys)[0]
     assert "niah_noise" in out and "30 of 30 layers quantized" in out
@@ -422,7 +468,7 @@ def test_a_report_does_not_depend_on_what_only_describes(run, tmp_path, name, co
     assert main(["cliff-report", f"run={damaged}"]) == 0
 
 
-@pytest.mark.parametrize("command", [[], *([name] for name in cli._COMMANDS)])
+@pytest.mark.parametrize("command", [[], *([name] for name in cli.COMMANDS)])
 def test_help_fits_a_terminal_of_80_columns(command, monkeypatch):
     shown = StringIO()
     monkeypatch.setattr(cli, "OUT", LastingConsole(file=shown, force_terminal=True, width=80))
@@ -520,3 +566,25 @@ def test_killed_at_random_moments_and_resumed_the_report_is_the_same(run, local_
 
 def _size(folder) -> int:
     return sum(p.stat().st_size for p in folder.glob("records-*"))
+
+
+_HEAVY = {"torch", "transformers", "pandas", "scipy", "matplotlib", "datasets", "accelerate", "numpy"}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [[], ["models"], ["cliff-report", "run=nope"], ["sweep", "--help"], ["sweep", "--cfg", "job"]],
+    ids=" ".join,
+)
+def test_no_command_waits_for_libraries_that_it_does_not_use(command, tmp_path):
+    code = "import sys; from semkv_bench.cli import main; main(sys.argv[1:]); print('loaded', *sys.modules)"
+    ran = subprocess.run(
+        [sys.executable, "-c", code, *command],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=tmp_path,
+        env={**os.environ, "HF_HUB_CACHE": str(tmp_path)},
+    )
+    loaded = ran.stdout.splitlines()[-1].split()
+    assert loaded[0] == "loaded" and not _HEAVY & set(loaded)

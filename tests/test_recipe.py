@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
+from semkv_bench import recipe
 from semkv_bench.cli import main
 from semkv_bench.config.compose import compose_config
 from semkv_bench.errors import CheckFailed
@@ -72,8 +73,9 @@ def _folder_of(overrides: list[str]) -> Path:
         places.append(Path(config.out))
         raise _Stop
 
-    with pytest.raises(_Stop):
-        run_recipe(compose_config("recipe", overrides), run, Console(quiet=True))
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(_Stop):
+        patch.setattr(recipe, "run_plan", run)
+        run_recipe(compose_config("recipe", overrides), Console(quiet=True))
     return places[0]
 
 

@@ -1,23 +1,33 @@
 """The Hydra configuration: found from anywhere, composed, and checked before anything heavy is loaded."""
 
-import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from itertools import product
 from typing import Any
 
 from hydra import compose, initialize_config_dir
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException, InstantiationException, OverrideParseException
+from hydra.core.override_parser.types import Override
+from hydra.errors import (
+    HydraException,
+    InstantiationException,
+    MissingConfigException,
+    OverrideParseException,
+)
 from hydra.utils import instantiate
 from omegaconf import MISSING, DictConfig, OmegaConf
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    MissingMandatoryValue,
+    OmegaConfBaseException,
+)
 from yaml import YAMLError
 
-import semkv_bench
-from semkv_bench.config.own import check_names, import_own, own_folders
+from semkv_bench.config.choices import check_choices, conf_dir, did_you_mean, search_path
+from semkv_bench.config.keys import known_keys
+from semkv_bench.config.own import import_own
 from semkv_bench.config.shard import Shard
 from semkv_bench.errors import SemkvError, UsageError
 
@@ -25,11 +35,7 @@ __all__ = [
     "build",
     "check_config",
     "check_sweeps",
-    "choice_file",
-    "choices",
     "compose_config",
-    "conf_dir",
-    "search_path",
     "to_yaml",
     "without",
     "wrong_configuration",
@@ -130,53 +136,19 @@ _SCHEMAS = {
 _EXAMPLES = {"looks": "[40,80,120]", "context": "[8192,32768]"}
 
 
-def conf_dir() -> Path:
-    """Folder of the Hydra groups: inside the installed package, or at the top of a source tree."""
-    package = Path(semkv_bench.__file__).resolve().parent
-    for folder in (package / "conf", package.parent / "conf"):
-        if (folder / "sweep.yaml").exists():
-            return folder
-    raise SemkvError("the configuration files are missing from this installation; reinstall semkv-bench")
-
-
-def search_path() -> list[str]:
-    """The override that lets Hydra find choices in the user's own folders too; none where there are no such.
-
-    Raises:
-        MissingError: such a folder is not there.
-        UsageError: it holds a choice that the package has already.
-    """
-    folders = own_folders()
-    if not folders:
-        return []
-    check_names(conf_dir())
-    quoted = ["'file://" + str(folder).replace("'", r"\'") + "'" for folder in folders]
-    return [f"hydra.searchpath=[{','.join(quoted)}]"]
-
-
 def compose_config(name: str, overrides: Sequence[str] = ()) -> DictConfig:
     """Compose ``name`` with ``overrides`` and check every value's type.
 
     Raises:
         UsageError: an override that does not parse, an unknown key or choice, a value of the wrong type.
     """
-    _check_choices(name, overrides)
+    check_choices(name, overrides)
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(conf_dir()), version_base="1.3"):
             return check_config(name, compose(name, overrides=[*overrides, *search_path()]))
     except (HydraException, OmegaConfBaseException, ValueError, YAMLError) as error:
-        raise UsageError(_in_one_line(error)) from error
-
-
-def _check_choices(name: str, overrides: Sequence[str]) -> None:
-    """Hydra passes over a choice that an optional group does not have."""
-    groups = choices(name)
-    for override in overrides:
-        group, _, choice = override.partition("=")
-        if group in groups and re.fullmatch(r"[\w/.-]+", choice) and choice not in (*groups[group], "null"):
-            known = ", ".join(groups[group])
-            raise UsageError(f"there is no {group.rpartition('@')[2]} {choice!r}; choose from {known}")
+        raise UsageError(_problem(error, name, overrides)) from error
 
 
 def check_config(name: str, composed: DictConfig) -> DictConfig:
@@ -203,7 +175,7 @@ def check_config(name: str, composed: DictConfig) -> DictConfig:
             )
         return typed
     except OmegaConfBaseException as error:
-        raise UsageError(_in_one_line(error)) from error
+        raise UsageError(_problem(error, name, [])) from error
 
 
 def _check_prompts(config: DictConfig) -> None:
@@ -222,10 +194,13 @@ def check_sweeps(name: str, overrides: Sequence[str]) -> list[DictConfig]:
     hold several sweeps; shards of one sweep may share it.
     """
     try:
-        jobs = BasicSweeper.split_arguments(OverridesParser.create().parse_overrides(list(overrides)), None)
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+        jobs = product(
+            *{override.get_key_element(): _given_in_turn(override) for override in parsed}.values()
+        )
+        configs = [compose_config(name, job) for job in jobs]
     except HydraException as error:
         raise UsageError(_in_one_line(error)) from error
-    configs = [compose_config(name, job) for batch in jobs for job in batch]
     for out in dict.fromkeys(config.out for config in configs if config.out is not None):
         same = [config for config in configs if config.out == out]
         if len(same) == 1:
@@ -237,6 +212,16 @@ def check_sweeps(name: str, overrides: Sequence[str]) -> list[DictConfig]:
         if len(set(shards)) < len(shards):
             raise UsageError(f"-m names a shard twice: shard={','.join(shards)}")
     return configs
+
+
+def _given_in_turn(override: Override) -> list[str]:
+    """The override once for each of the choices between its commas."""
+    key = override.get_key_element()
+    if not override.is_sweep_override():
+        return [f"{key}={override.get_value_element_as_str()}"]
+    if not override.is_discrete_sweep():
+        raise UsageError(f"-m takes the choices of {key} with commas between them, not as a range")
+    return [f"{key}={value}" for value in override.sweep_string_iterator()]
 
 
 def without(config: DictConfig, key: str) -> DictConfig:
@@ -263,35 +248,6 @@ def build(node: DictConfig, what: str) -> Any:
         raise UsageError(f"{what}: {_in_one_line(error)}") from error
 
 
-def choices(name: str) -> dict[str, list[str]]:
-    """Groups that the configuration ``name`` chooses from, each with its choices."""
-    defaults = OmegaConf.load(conf_dir() / f"{name}.yaml").get("defaults", [])
-    if "sweep" in defaults:
-        return choices("sweep")
-    groups = [
-        re.sub(r"^(optional |override )", "", str(key))
-        for entry in defaults
-        if entry != "_self_"
-        for key in entry
-    ]
-    found = {}
-    for group in dict.fromkeys(groups):
-        folders = [folder / group.partition("@")[0] for folder in (conf_dir(), *own_folders())]
-        found[group] = sorted(
-            str(path.relative_to(folder).with_suffix(""))
-            for folder in folders
-            for path in folder.rglob("*.yaml")
-            if path.is_file()
-        )
-    return found
-
-
-def choice_file(group: str, choice: str) -> Path:
-    """The YAML file of a choice of the package's or of the user's own."""
-    folders = (conf_dir(), *own_folders())
-    return next(path for folder in folders if (path := folder / group / f"{choice}.yaml").exists())
-
-
 def to_yaml(config: DictConfig) -> str:
     """The resolved configuration as YAML."""
     return OmegaConf.to_yaml(config, resolve=True)
@@ -303,19 +259,41 @@ def _require_given(config: DictConfig) -> None:
         raise MissingMandatoryValue(f"{', '.join(missing)} must be given, for example {missing[0]}=...")
 
 
+def _chain(error: BaseException | None) -> Iterable[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+def _problem(error: BaseException, name: str, overrides: Sequence[str]) -> str:
+    """One line for what composing ``name`` ended in; an unknown key comes with the one that may be meant."""
+    missing = next((e for e in _chain(error) if isinstance(e, ConfigKeyError | ConfigAttributeError)), None)
+    if missing is None or not missing.full_key:
+        return _in_one_line(error)
+    keys = [override.lstrip("+~").partition("=")[0] for override in overrides]
+    key = next((k for k in keys if f"{k}.".startswith(f"{missing.full_key}.")), missing.full_key)
+    known = {known.name: known for known in known_keys(name)}
+    if key in known:
+        group = key.partition(".")[0]
+        owners = (
+            f" of {group}={' or '.join(known[key].only)}"
+            if known[key].only
+            else f", once {group}=... is given"
+        )
+        return f"there is no key {key!r} here; it is one{owners}"
+    near = did_you_mean(key, [other for other in known if ("." in other) == ("." in key)])
+    return f"there is no key {key!r}{near}; semkv-bench {name.replace('_', '-')} --help lists them"
+
+
 def _in_one_line(error: BaseException) -> str:
-    """Hydra's and OmegaConf's messages span lines; keep what a person needs, with the key in front."""
-    text = str(error)
-    if found := re.search(
-        r"Could not find '(?:.*/)?([^/']+)/([^/']+)'\s+Available options in '.*?':\n((?:\s+\S+\n?)+)", text
-    ):
-        group, choice, options = found.groups()
-        known = choices("sweep").get(group, options.split())
-        return f"there is no {group} {choice!r}; choose from {', '.join(known)}"
-    if found := re.search(r"Could not override '([^']+)'", text):
-        return f"there is no key {found[1]!r} (the command's --help lists groups and keys)"
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    key = next((line.partition(":")[2].strip() for line in lines if line.startswith("full_key:")), "")
+    """What a person needs of Hydra's and OmegaConf's messages, which span lines, with the key in front."""
+    if isinstance(error, MissingConfigException) and error.options and error.missing_cfg_file:
+        group, _, choice = error.missing_cfg_file.removesuffix(".yaml").partition("/")
+        known = ", ".join(error.options)
+        return f"there is no {group} {choice!r}{did_you_mean(choice, error.options)}; choose from {known}"
+    about = next((e for e in _chain(error) if isinstance(e, OmegaConfBaseException) and e.full_key), None)
+    key = "" if about is None else about.full_key
+    text = str(error if about is None else about.msg or about)
     if "is not a ListConfig" in text:
         return f"{key} must be a list, for example {key}={_EXAMPLES.get(key.rpartition('.')[2], '[0]')}"
     noise = (
@@ -327,7 +305,9 @@ def _in_one_line(error: BaseException) -> str:
         "Config search path",
         "provider=",
     )
-    kept = " ".join(line for line in lines if not line.startswith(noise))
+    kept = " ".join(
+        line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith(noise)
+    )
     if isinstance(error, OverrideParseException):
         return f"cannot read the override {error.override!r}: {kept}"
     return f"{key}: {kept}" if key and key not in kept else kept

@@ -1,7 +1,6 @@
 """Is everything there that a sweep needs? Each finding comes with the command that mends it."""
 
 import importlib
-import json
 import platform
 import sys
 import tomllib
@@ -9,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -20,7 +19,7 @@ from semkv_bench.doctor.finding import MISSING, NOTE, OK, Finding
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
-__all__ = ["as_json", "examine", "healthy", "show_findings"]
+__all__ = ["as_data", "examine", "healthy", "show_findings"]
 
 _PYTHON = (3, 11)
 
@@ -53,10 +52,9 @@ def healthy(findings: list[Finding]) -> bool:
     return all(finding.state != MISSING for finding in findings)
 
 
-def as_json(findings: list[Finding]) -> str:
-    """The findings as JSON."""
-    content = {"ok": healthy(findings), "checks": [asdict(finding) for finding in findings]}
-    return json.dumps(content, indent=1, ensure_ascii=False)
+def as_data(findings: list[Finding]) -> dict[str, Any]:
+    """The findings as plain data."""
+    return {"ok": healthy(findings), "checks": [asdict(finding) for finding in findings]}
 
 
 def show_findings(findings: list[Finding], console: Console) -> None:

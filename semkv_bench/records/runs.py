@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from semkv_bench.errors import SemkvError
+from semkv_bench.errors import MissingError, SemkvError, UsageError
 from semkv_bench.files import hold_lock
 
-__all__ = ["OF_REGRESS", "RUNS", "new_folder", "newest_run", "one_at_a_time"]
+__all__ = ["OF_REGRESS", "RUNS", "check_run", "new_folder", "newest_run", "one_at_a_time"]
 
 
 RUNS = Path("results/runs")
@@ -23,6 +23,23 @@ def new_folder(short: str, prefix: str = "") -> Path:
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     names = (f"{prefix}{stamp}{again}-{short}" for again in ("", *(f".{n}" for n in range(1, 1000))))
     return next(RUNS / name for name in names if not (RUNS / name).exists())
+
+
+def check_run(path: Path) -> None:
+    """Is ``path`` a run folder?
+
+    Raises:
+        MissingError: there is nothing, or no run.
+        UsageError: it is a file.
+    """
+    if path.is_file():
+        raise UsageError(
+            f"{path} is a file; give run=DIR of a sweep, or records=FILE for scores made elsewhere"
+        )
+    if not path.exists():
+        raise MissingError(f"{path} does not exist; give run=DIR of a sweep")
+    if not (path / "protocol.yaml").exists():
+        raise MissingError(f"{path} is not a run folder (no protocol.yaml); give run=DIR of a sweep")
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from semkv_bench.files import check_writable
 from semkv_bench.models.shape import ModelShape
 from semkv_bench.plan.plan import Plan, make_plan
 from semkv_bench.plan.settings import planned_settings, quantizers
-from semkv_bench.records.folder import RunFolder, charter_hash, read_run, read_sessions
+from semkv_bench.records.folder import charter_hash, read_run, read_sessions
 from semkv_bench.records.runs import OF_REGRESS, RUNS, new_folder
 from semkv_bench.regress.checks import Checks, code_checks
 from semkv_bench.regress.comparison import Comparison, JudgeOptions, compare, compare_code, require_comparable
@@ -32,21 +32,18 @@ from semkv_bench.regress.snapshot import (
     write_baseline,
 )
 from semkv_bench.settings.setting import Setting
+from semkv_bench.sweep.command import run_plan
 
 __all__ = ["BASELINES", "baseline_path", "run_regress"]
 
 BASELINES = Path("results/baselines")
 _OWN_KEYS = ("run", "baseline", "quick", "judge")
 
-Runner = Callable[[Plan, DictConfig], RunFolder]
 
-
-def run_regress(
-    config: DictConfig, run: Runner, console: Console, *, update: bool = False
-) -> tuple[int, dict]:
+def run_regress(config: DictConfig, console: Console, *, update: bool = False) -> tuple[int, dict]:
     """Compare with the baseline, tell ``console``, write regress.json; the exit code and that file's content.
 
-    run: runs a plan, giving its folder. Exit code 0: nothing moved, or the baseline was written (``update``);
+    Exit code 0: nothing moved, or the baseline was written (``update``);
     1: something moved; 3: too few examples to judge.
 
     Raises:
@@ -60,7 +57,7 @@ def run_regress(
         return _quick(config, console)
     _check_places(config, update)
     measured = _measure if config.run is None else _take
-    old, new, path, out = measured(config, run, update)
+    old, new, path, out = measured(config, console, update)
     if update:
         return _update(old, new, options, path, out, console)
     outcome = compare(old, new, options)
@@ -104,7 +101,9 @@ def _quick(config: DictConfig, console: Console) -> tuple[int, dict]:
     return _hint(outcome, path, console), content
 
 
-def _measure(config: DictConfig, run: Runner, update: bool) -> tuple[Snapshot | None, Snapshot, Path, Path]:
+def _measure(
+    config: DictConfig, console: Console, update: bool
+) -> tuple[Snapshot | None, Snapshot, Path, Path]:
     """Run the sweep; what can be refused is refused before."""
     sweep = OmegaConf.masked_copy(config, [key for key in config if key not in _OWN_KEYS])
     plan = make_plan(sweep)
@@ -114,11 +113,11 @@ def _measure(config: DictConfig, run: Runner, update: bool) -> tuple[Snapshot | 
         require_comparable(old, {**old.identity, **planned_identity(plan.charter)}, "this configuration")
     checks = code_checks(*quantizers(config), plan.settings, plan.shape, _device())
     sweep.out = str(_fresh_folder(config, plan))
-    folder = run(plan, sweep).path
+    folder = run_plan(plan, sweep, out=console).path
     return old, _snapshot(folder, plan.settings, plan.shape, checks), path, folder
 
 
-def _take(config: DictConfig, run: Runner, update: bool) -> tuple[Snapshot | None, Snapshot, Path, Path]:
+def _take(config: DictConfig, console: Console, update: bool) -> tuple[Snapshot | None, Snapshot, Path, Path]:
     """A finished run; the code is checked as it is installed here."""
     folder = Path(config.run).expanduser()
     _, charter = read_run(folder)

@@ -15,15 +15,8 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from rich.console import Console
 
-from semkv_bench.config.compose import (
-    check_config,
-    check_sweeps,
-    conf_dir,
-    search_path,
-    to_yaml,
-    without,
-    wrong_configuration,
-)
+from semkv_bench.config.choices import conf_dir, search_path
+from semkv_bench.config.compose import check_config, check_sweeps, to_yaml, without, wrong_configuration
 from semkv_bench.errors import SemkvError
 from semkv_bench.files import check_writable
 from semkv_bench.plan.plan import make_plan

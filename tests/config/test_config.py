@@ -7,8 +7,10 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from semkv_bench.cli import _path_as_given, main
-from semkv_bench.config.compose import build, check_sweeps, choices, compose_config, conf_dir
+from semkv_bench.cli import main
+from semkv_bench.config.choices import choices, conf_dir
+from semkv_bench.config.compose import build, check_sweeps, compose_config
+from semkv_bench.config.overrides import as_overrides
 from semkv_bench.errors import UsageError
 from semkv_bench.plan.plan import stats_options
 from semkv_bench.plan.settings import planned_settings
@@ -167,14 +169,14 @@ def test_every_configuration_file_is_readable():
     ],
 )
 def test_paths_need_no_quotes_of_hydra(argument, several, value):
-    quoted = _path_as_given(argument, several)
+    (quoted,) = as_overrides([argument], several=several)
     assert OverridesParser.create().parse_override(quoted).value() == value
 
 
 def test_what_is_no_path_stays_as_it_is():
     for argument in ("grid.levels=[4,3]", "per_task=3", "out=${x}/y", "~value_quantizer"):
-        assert _path_as_given(argument, several=False) == argument
-    assert _path_as_given("out=a,b", several=True) == "out=a,b"
+        assert as_overrides([argument]) == [argument]
+    assert as_overrides(["out=a,b"], several=True) == ["out=a,b"]
 
 
 def test_storage_does_not_pass_over_an_unknown_model():

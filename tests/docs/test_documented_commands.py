@@ -12,7 +12,8 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
 from semkv_bench.cli import main
-from semkv_bench.config.compose import check_sweeps, choices, compose_config, conf_dir, search_path
+from semkv_bench.config.choices import choices, conf_dir, search_path
+from semkv_bench.config.compose import check_sweeps, compose_config
 from semkv_bench.config.own import joined
 from semkv_bench.errors import MissingError
 from semkv_bench.models import load as models
@@ -259,9 +260,9 @@ def test_at_a_small_scale(page, command, here, tiny_run, local_folder, monkeypat
 
 
 def test_all_kinds_of_commands_are_documented():
-    from semkv_bench.cli import _COMMANDS
+    from semkv_bench.cli import COMMANDS
 
-    assert {command[0] for _, command in DOCUMENTED} <= set(_COMMANDS)
+    assert {command[0] for _, command in DOCUMENTED} <= set(COMMANDS)
     assert {"sweep", "cliff-report", "recipe", "storage", "plan"} <= {c[0] for _, c in DOCUMENTED}
     assert len(DOCUMENTED) > 40
 

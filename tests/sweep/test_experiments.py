@@ -1,7 +1,8 @@
 import pytest
 
 from semkv_bench.cli import main
-from semkv_bench.config.compose import choices, compose_config
+from semkv_bench.config.choices import choices
+from semkv_bench.config.compose import compose_config
 from semkv_bench.plan.settings import planned_settings
 from semkv_bench.records.folder import read_run
 
