@@ -19,20 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
-<<<<<<< HEAD
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
-from transformers.utils import logging as transformers_logging
-=======
->>>>>>> 514f1ac (Import torch and transformers where they are used)
 
 from semkv_bench.errors import MissingError, SemkvError, UsageError
 from semkv_bench.files import cache_dir
-from semkv_bench.models.architecture import (
-    check_architecture,
-    check_attention,
-    decoder_of,
-    supported_attention,
-)
 from semkv_bench.models.device_map import check_device_map, check_devices_present, check_modules, input_device
 from semkv_bench.models.fingerprint import generation_settings, local_weights
 from semkv_bench.models.hub import hub_reachable
@@ -77,6 +66,8 @@ class LoadedModel:
     @cached_property
     def decoder(self) -> Any:
         """What turns token ids into hidden states: the model without its head."""
+        from semkv_bench.models.architecture import decoder_of
+
         return decoder_of(self.model)
 
     @cached_property
@@ -135,6 +126,8 @@ class PretrainedModel:
         Raises:
             UsageError: a model of this kind cannot be swept.
         """
+        from semkv_bench.models.architecture import check_architecture, check_attention
+
         config = self.config()
         check_architecture(config, self.name)
         check_attention(config, self.attention)
@@ -156,6 +149,8 @@ class PretrainedModel:
 
     def generation_config(self) -> dict[str, Any]:
         """What the model says of how it generates, its end tokens among it."""
+        from transformers import GenerationConfig
+
         location = self._location()
         config = self.config()
         with self._explained():
@@ -191,6 +186,8 @@ class PretrainedModel:
             MissingError: the files are neither here nor to be had.
             UsageError: ``device_map`` names what the machine or the model does not have.
         """
+        from semkv_bench.models.architecture import supported_attention
+
         check_devices_present(self.device_map)
         if isinstance(self.device_map, Mapping):
             check_modules(self.device_map, self.skeleton())
