@@ -388,9 +388,10 @@ def _help(name: str, command: Command) -> None:
         flags = ", ".join(option.flags) + (f" {'|'.join(option.choices)}" if option.choices else "")
         lines.append(f"  {flags:<16}  {option.meaning}")
     if command.config is not None:
+        from semkv_bench.config.compose import compose_config
         from semkv_bench.config.keys import help_lines
 
-        lines += help_lines(command.config)
+        lines += help_lines(command.config, compose_config(command.config))
     elif command.keys:
         lines += ["", f"Keys: {', '.join(command.keys)}"]
     # What is no terminal gets whole lines, to search in.

@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from semkv_bench.config.choices import choice_file, choices, conf_dir, defaults
 
-__all__ = ["Group", "Key", "completions", "groups_of", "known_keys", "own_keys", "read_keys"]
+__all__ = ["Group", "Key", "completions", "groups_of", "help_lines", "known_keys", "own_keys", "read_keys"]
 
 _LINE = re.compile(r"(?P<indent> *)(?P<key>[\w@/]+):(?: +(?P<value>[^#]*?))?(?: +# *(?P<meaning>.*))?")
 
@@ -156,11 +156,11 @@ def _shown(value: Any) -> str:
     return str(value)
 
 
-def help_lines(name: str) -> list[str]:
-    """Groups, choices and keys of the configuration ``name``, each key with its default and meaning."""
-    from semkv_bench.config.compose import compose_config
+def help_lines(name: str, composed: DictConfig) -> list[str]:
+    """Groups, choices and keys of the configuration ``name``, each key with its default and meaning.
 
-    composed = compose_config(name)
+    composed: as in ``own_keys``.
+    """
     lines = ["", "Groups (group=CHOICE), and the keys in them (group.key=VALUE):"]
     for group in groups_of(name, composed):
         lines += ["", f"  {group.name}={group.default}", f"      choices: {', '.join(group.choices)}"]
