@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from semkv_bench.grid.cost import LayerShape, SideShape
-from semkv_bench.models.layers import cache_layers, max_positions
 
 if TYPE_CHECKING:
     from transformers.configuration_utils import PreTrainedConfig
@@ -14,6 +13,8 @@ __all__ = ["ModelShape", "full_attention_layers"]
 
 def full_attention_layers(config: "PreTrainedConfig") -> tuple[int, ...]:
     """Indices of the layers whose cache grows with the prompt and is quantized."""
+    from semkv_bench.models.layers import cache_layers
+
     return tuple(i for i, layer in enumerate(cache_layers(config)) if layer.stores_all)
 
 
@@ -36,6 +37,9 @@ class ModelShape:
     @classmethod
     def of(cls, config: Any) -> "ModelShape":
         """Shape of a transformers configuration (text part)."""
+        # The cache of transformers tells; nobody waits for it who has a shape already.
+        from semkv_bench.models.layers import cache_layers, max_positions
+
         text = config.get_text_config(decoder=True)
         head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
         return cls(
