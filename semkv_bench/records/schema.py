@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from semkv_bench.errors import UsageError
-from semkv_bench.records.names import kind_of
+from semkv_bench.records.names import DESCRIBED, describe, kind_of
 from semkv_bench.records.values import as_flag, as_integer, as_number, as_text, is_null, short
 
 __all__ = ["COLUMNS", "EXAMPLE", "KINDS", "PLACE", "REFERENCE", "UNIT", "Where", "normalize", "plain_name"]
@@ -117,6 +117,7 @@ def normalize(
         frame[name] = _numbers(frame, name, fail)
     frame["runaway"] = _flags(frame, fail)
     frame["kind"] = _kinds(frame, fail)
+    frame = frame.assign(**_descriptions(frame))
     _check_measures(frame, fail)
     _check_unique(frame, fail)
     _check_one_protocol(frame, source)
@@ -241,6 +242,52 @@ def _kinds(frame: pd.DataFrame, fail: _Complaint) -> pd.Series:
     mixed = kind.groupby(frame["setting"]).transform("nunique") > 1
     fail(mixed, lambda i: f"setting {frame['setting'][i]} has more than one kind")
     return kind.astype(object)
+
+
+def _descriptions(frame: pd.DataFrame) -> dict[str, pd.Series]:
+    """What every setting is: as its records say, else as its name is spelled."""
+    known = [name for name in DESCRIBED if name in frame]
+    told: dict[str, dict] = {}
+    for row in frame.drop_duplicates("setting")[["setting", "kind", *known]].to_dict("records"):
+        given = {name: None if _is_missing(row[name]) else row[name] for name in known}
+        if any(value is not None for value in given.values()):
+            told[row["setting"]] = dict.fromkeys(DESCRIBED) | _described(given)
+        else:
+            told[row["setting"]] = describe(row["setting"], row["kind"])
+    return {
+        name: pd.Series(
+            [told[setting][name] for setting in frame["setting"]], index=frame.index, dtype=object
+        )
+        for name in DESCRIBED
+    }
+
+
+def _is_missing(value: object) -> bool:
+    return value is None or (isinstance(value, float) and np.isnan(value)) or value == ""
+
+
+def _described(given: dict) -> dict:
+    """Fields of a record as plain values; where keys and values differ, their levels are no one number."""
+    found = dict(given)
+    for name in ("levels", "high", "low"):
+        value = found.get(name)
+        found[name] = None if value is None or isinstance(value, dict) else as_integer(value)
+    for name in ("fraction", "keep"):
+        found[name] = None if found.get(name) is None else as_number(found[name])
+    for name, between in (("metric", "+"), ("options", ", ")):
+        found[name] = _flat(found.get(name), between)
+    return found
+
+
+def _flat(value: object, between: str) -> str | None:
+    if not isinstance(value, dict):
+        return None if value is None else str(value)
+    if set(value) <= {"keys", "values"} and between == "+":
+        return between.join(str(part) for part in value.values() if part is not None)
+    return between.join(
+        f"{name}: {_flat(part, ', ')}" if isinstance(part, dict) else f"{name}={part}"
+        for name, part in value.items()
+    )
 
 
 def _check_measures(frame: pd.DataFrame, fail: _Complaint) -> None:

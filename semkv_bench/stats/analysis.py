@@ -11,6 +11,7 @@ import pandas as pd
 
 from semkv_bench.errors import UsageError
 from semkv_bench.records.schema import REFERENCE, normalize
+from semkv_bench.stats.allocations import allocated
 from semkv_bench.stats.bootstrap import percentile_interval, resample_means
 from semkv_bench.stats.cliff import cliff_of, grid_points
 from semkv_bench.stats.comparisons import comparisons
@@ -23,7 +24,6 @@ from semkv_bench.stats.equivalence import (
     reference_moments,
 )
 from semkv_bench.stats.guarded import guarded_interval, moments, score_interval, task_weights
-from semkv_bench.stats.names import allocated
 from semkv_bench.stats.operating_point import choose, confirm
 from semkv_bench.stats.options import StatsOptions
 from semkv_bench.stats.pairing import PairedScores, pair
@@ -172,6 +172,9 @@ def _settings(
             kind=info.kind,
             quantizer=info.quantizer,
             method=info.quantizer,
+            family=info.family,
+            levels=info.levels,
+            options=info.options,
             code_bits=info.code_bits,
             packed_bits=info.packed_bits,
             effective_bits=info.effective_bits,

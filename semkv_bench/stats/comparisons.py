@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from semkv_bench.stats.allocations import Allocated, allocated
 from semkv_bench.stats.contrast import Contrast, Side, contrast, side_of
 from semkv_bench.stats.multiplicity import holm
-from semkv_bench.stats.names import Allocated, allocated
 from semkv_bench.stats.options import StatsOptions
 from semkv_bench.stats.pairing import PairedScores, SettingInfo
 from semkv_bench.stats.rankings import rankings

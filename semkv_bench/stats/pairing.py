@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from semkv_bench.errors import UsageError
+from semkv_bench.records.names import DESCRIBED
 from semkv_bench.records.schema import REFERENCE, UNIT
 from semkv_bench.stats.options import StatsOptions
 
@@ -26,7 +27,12 @@ _MEASURES = ("score", "runaway", "kl", "top1_agreement")
 
 @dataclass(frozen=True)
 class SettingInfo:
-    """What is known of a setting beside its scores; bits per value."""
+    """What is known of a setting beside its scores; bits per value.
+
+    ``family`` is the quantizer without its options, ``levels`` those of a uniform setting (None where keys and values
+    differ), ``high``, ``low`` and ``fraction`` those of a mix, ``keep`` the share that a deletion keeps, ``metric``
+    and ``scope`` what ranks tokens.
+    """
 
     name: str
     kind: str
@@ -34,6 +40,15 @@ class SettingInfo:
     code_bits: float | None
     packed_bits: float | None
     effective_bits: float | None
+    family: str | None = None
+    levels: int | None = None
+    high: int | None = None
+    low: int | None = None
+    fraction: float | None = None
+    keep: float | None = None
+    metric: str | None = None
+    scope: str | None = None
+    options: str | None = None
 
     @property
     def compression(self) -> float | None:
@@ -215,6 +230,7 @@ def _settings(frame: pd.DataFrame) -> list[SettingInfo]:
             code_bits=bits(row["code_bits"]),
             packed_bits=bits(row["packed_bits"]),
             effective_bits=bits(row["effective_bits"]),
+            **{name: row[name] for name in DESCRIBED},
         )
         for _, row in first.iterrows()
     ]

@@ -7,11 +7,11 @@ import string
 
 import numpy as np
 
+from semkv_bench.stats.allocations import Allocated, allocated
 from semkv_bench.stats.contrast import Contrast, contrast, side_of
 from semkv_bench.stats.equivalence import reference_moments
 from semkv_bench.stats.guarded import score_interval
 from semkv_bench.stats.multiplicity import holm
-from semkv_bench.stats.names import Allocated, allocated
 from semkv_bench.stats.options import StatsOptions
 from semkv_bench.stats.pairing import PairedScores
 from semkv_bench.stats.result import NO_ENDS, MetricPair, RankedMetric, Ranking
@@ -67,7 +67,9 @@ def _ranking(
             separated[a, b] = 1 if result.mean[k] > 0 else -1
             separated[b, a] = -separated[a, b]
     marks = letters(separated != 0)
-    control = next((i for i, each in enumerate(members) if each.metric.split(":")[0] == CONTROL), None)
+    control = next(
+        (i for i, each in enumerate(members) if paired.settings[each.index].metric == CONTROL), None
+    )
     info = paired.settings[members[0].index]
     return Ranking(
         group=members[0].label,

@@ -78,6 +78,9 @@ class SettingResult:
     kind: str
     quantizer: str | None = None
     method: str | None = None
+    family: str | None = None
+    levels: int | None = None
+    options: str | None = None
     code_bits: float | None
     packed_bits: float | None
     effective_bits: float | None

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from planted_records import analyze
 from scipy import stats as scipy_stats
 
+from semkv_bench.records.names import describe
 from semkv_bench.stats import StatsOptions
+from semkv_bench.stats.allocations import allocated
 from semkv_bench.stats.contrast import Side, contrast
-from semkv_bench.stats.names import allocated
 from semkv_bench.stats.pairing import SettingInfo
 from semkv_bench.stats.rankings import letters
 from semkv_bench.stats.spending import Look
@@ -69,10 +70,12 @@ def test_names_are_taken_apart():
         "L8/4@1:random": ("mixed", None, 8, 4, 1.0, "random"),
         "prune@0.5:attention_window-64": ("prune", None, None, None, 0.5, "attention_window-64"),
     }  # fmt: skip
-    infos = [SettingInfo(name, parts[0], None, None, None, None) for name, parts in names.items()]
-    infos += [SettingInfo("my own mix", "mixed", None, 3.0, None, None)]
-    infos += [SettingInfo("affine-L8/4@half:random", "mixed", None, 3.0, None, None)]
-    infos += [SettingInfo("affine-L8/4@0.5:random", "uniform", None, 3.0, None, None)]
+    unread = {"my own mix": "mixed", "affine-L8/4@half:random": "mixed", "affine-L8/4@0.5:random": "uniform"}
+    kinds = {name: parts[0] for name, parts in names.items()} | unread
+    infos = [
+        SettingInfo(name, kind, None, None, None, None, **describe(name, kind))
+        for name, kind in kinds.items()
+    ]
     read = [(a.kind, a.family, a.high, a.low, a.share, a.metric) for a in allocated(infos)]
     assert read == list(names.values())
 
@@ -370,3 +373,29 @@ def _intervals(found) -> list[list[float]]:
         v for k, v in found.items() if k.endswith("_ci") and k != "bootstrap_ci" and v and v[0] is not None
     ]
     return own + [pair for value in found.values() for pair in _intervals(value)]
+
+
+def test_fields_of_records_say_what_a_setting_is_whatever_its_name():
+    frame_ = frame(
+        {"full": share(60, 50), "mine": share(60, 50), "yours": share(60, 45)}, {"mine": 3.0, "yours": 3.0}
+    )
+    shared = {"family": "q", "high": 8, "low": 4, "fraction": 0.5}
+    fields = {
+        "mine": shared | {"metric": {"keys": "a", "values": "b"}, "scope": "layer"},
+        "yours": shared | {"metric": "random", "options": {"group_size": 32}},
+    }
+    for name in ("family", "high", "low", "fraction", "metric", "scope", "options"):
+        frame_[name] = [fields.get(setting, {}).get(name) for setting in frame_["setting"]]
+    frame_.loc[frame_["setting"] != "full", "kind"] = "mixed"
+    rows = {row["setting"]: row for row in analyze(frame_, OPTIONS)["settings"]}
+    assert rows["mine"]["allocation"]["metric"] == "a:layer+b"
+    assert rows["mine"]["allocation"]["group"] == "q-L8/4@0.5"
+    assert rows["yours"]["allocation"]["group"] == "q[group_size=32]-L8/4@0.5"
+    assert rows["yours"]["options"] == "group_size=32" and rows["yours"]["family"] == "q"
+
+
+def test_levels_that_differ_by_side_are_no_one_number():
+    frame_ = frame({"full": share(20, 20), "x": share(20, 20), "affine-L5": share(20, 20)}, {"x": 3.0})
+    frame_["levels"] = [{"keys": 8, "values": 4} if name == "x" else None for name in frame_["setting"]]
+    rows = {row["setting"]: row for row in analyze(frame_, OPTIONS)["settings"]}
+    assert rows["x"]["levels"] is None and rows["affine-L5"]["levels"] == 5

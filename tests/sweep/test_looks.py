@@ -225,17 +225,17 @@ def test_a_look_waits_for_all_writers_and_ends_them_all(tmp_path):
     frame, _ = read_run(tmp_path)
     assert len(frame) // len(GRID) == ahead + slow > 240
     result, _ = run_report(tmp_path, Console(quiet=True))
-    assert result["n_examples_recorded"] == 240
-    assert result["sequential"]["recorded_examples"] == ahead + slow
+    assert result.n_examples_recorded == 240
+    assert result.sequential.recorded_examples == ahead + slow
 
 
 def test_the_report_of_an_ended_run_is_finished_and_says_so(tmp_path):
     Run(tmp_path).sweep()
     result, _ = run_report(tmp_path, Console(quiet=True))
-    run = result["sequential"]
-    assert (run["look"], run["looks"], run["stopped"], run["planned_examples"]) == (2, 3, True, 600)
-    assert result["cliff"]["status"] == "located" and result["operating_point"]["setting"] == "L8"
-    assert result["preregistered"] is True
+    run = result.sequential
+    assert (run.look, run.looks, run.stopped, run.planned_examples) == (2, 3, True, 600)
+    assert result.cliff.status == "located" and result.operating_point.setting == "L8"
+    assert result.preregistered is True
     text = (tmp_path / "report.md").read_text()
     assert "stopped at look 2 of 3 (240 of 600 planned examples)" in text
     assert "not finished" not in text
@@ -245,16 +245,16 @@ def test_a_report_between_looks_rests_on_the_last_one(tmp_path):
     run = Run(tmp_path)
     run.sweep(200)
     result, _ = run_report(tmp_path, Console(quiet=True))
-    assert (result["sequential"]["look"], result["n_examples_recorded"]) == (1, 120)
+    assert (result.sequential.look, result.n_examples_recorded) == (1, 120)
     assert "The run is not finished: 120 of 600" in (tmp_path / "report.md").read_text()
 
 
 def test_a_report_before_the_first_look_is_provisional(tmp_path):
     Run(tmp_path).sweep(60)
     result, _ = run_report(tmp_path, Console(quiet=True))
-    run = result["sequential"]
-    assert (run["complete_looks"], run["looks"], run["examples"][:2]) == (0, 4, [60, 120])
-    assert run["information"][0] < run["information"][1]
+    run = result.sequential
+    assert (run.complete_looks, run.looks, run.examples[:2]) == (0, 4, (60, 120))
+    assert run.information[0] < run.information[1]
     assert "no look is complete yet" in (tmp_path / "report.md").read_text()
 
 

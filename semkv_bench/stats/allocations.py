@@ -1,11 +1,10 @@
-"""What a setting's name says of its allocation; foreign records follow the same spelling."""
+"""The mixes and deletions among the settings, and which of them differ in the metric alone."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from semkv_bench.records.names import parts
 from semkv_bench.stats.pairing import SettingInfo
 from semkv_bench.stats.result import Allocation
 
@@ -14,11 +13,10 @@ __all__ = ["Allocated", "allocated"]
 
 @dataclass(frozen=True)
 class Allocated:
-    """A two-level mix or a pruned setting by its parts; ``index`` is its column.
+    """A two-level mix or a setting that deletes tokens, by its parts; ``index`` is its column.
 
-    ``affine-L16/5@0.25:key_norm`` has family affine, high 16, low 5, share 0.25 and metric key_norm;
-    ``prune@0.5:random`` has no levels. ``metric`` keeps all that ranks the tokens, scope and the values' own
-    metric included (``key_norm:layer``, ``key_norm+value_norm``).
+    ``metric`` keeps all that ranks the tokens, scope and the values' own metric included (``key_norm:layer``,
+    ``key_norm+value_norm``); a deletion has no levels.
     """
 
     index: int
@@ -36,7 +34,7 @@ class Allocated:
 
     @property
     def label(self) -> str:
-        """The name without the metric, such as ``affine-L16/5@0.25``."""
+        """The allocation without the metric, such as ``affine-L16/5@0.25``."""
         body = f"L{self.high}/{self.low}@{self.share:g}" if self.kind == "mixed" else f"prune@{self.share:g}"
         return f"{self.family}-{body}" if self.family else body
 
@@ -50,14 +48,19 @@ class Allocated:
 
 
 def allocated(settings: Sequence[SettingInfo]) -> list[Allocated]:
-    """The mixes and pruned settings among ``settings`` whose names can be read, in their order."""
+    """The mixes and deletions among ``settings`` that say what they favour, in their order."""
     found = []
     for index, info in enumerate(settings):
-        match = parts(info.name, info.kind)
-        if match is None:
+        share = {"mixed": info.fraction, "prune": info.keep}.get(info.kind)
+        if share is None or info.metric is None or (info.kind == "mixed" and None in (info.high, info.low)):
             continue
-        levels = [int(match[end]) for end in ("high", "low")] if info.kind == "mixed" else [None, None]
-        found.append(
-            Allocated(index, info.kind, match["family"], *levels, float(match["share"]), match["metric"])
-        )
+        family = f"{info.family}[{info.options}]" if info.family and info.options else info.family
+        found.append(Allocated(index, info.kind, family, info.high, info.low, share, _ranked_by(info)))
     return found
+
+
+def _ranked_by(info: SettingInfo) -> str:
+    """All that ranks the tokens; the scope belongs to the first metric, the values' own one follows."""
+    first, plus, of_values = info.metric.partition("+")
+    scope = f":{info.scope}" if info.scope not in (None, "shared") else ""
+    return f"{first}{scope}{plus}{of_values}"
