@@ -19,7 +19,6 @@ from semkv_bench.records.runs import RUNS, new_folder, one_at_a_time
 from semkv_bench.report.command import run_report
 from semkv_bench.report.files import write_all
 from semkv_bench.settings.setting import FULL, GridOnly
-from semkv_bench.settings.storage import cache_bytes
 from semkv_bench.stats.result import Report, plain
 from semkv_bench.sweep.command import run_plan
 
@@ -157,7 +156,7 @@ def _mixed_config(config: DictConfig, chosen: Chosen) -> DictConfig:
 def _summary(plan: Plan, result: Report, chosen: Chosen, contexts: list[int]) -> dict[str, Any]:
     point = result.operating_point
     setting = next((s for s in plan.settings if point is not None and s.name == point.setting), None)
-    sizes = {} if setting is None else {str(n): cache_bytes(setting, plan.shape, n) for n in contexts}
+    sizes = {} if setting is None else {str(n): setting.planned(plan.shape.cache, n).nbytes for n in contexts}
     return {
         "model": plan.source.name,
         "high": chosen.high,
@@ -165,7 +164,7 @@ def _summary(plan: Plan, result: Report, chosen: Chosen, contexts: list[int]) ->
         "control": chosen.control,
         "operating_point": point and plain(point),
         "cache_bytes": sizes,
-        "full_bytes": {str(n): cache_bytes(FULL, plan.shape, n) for n in contexts},
+        "full_bytes": {str(n): FULL.planned(plan.shape.cache, n).nbytes for n in contexts},
     }
 
 

@@ -121,6 +121,8 @@ class _Storage:
     allocation: dict[str, Any] = MISSING
     model: dict[str, Any] | None = None
     head_dim: int | None = None
+    kv_heads: int | None = None
+    tokens: int | None = None
     context: list[int] = MISSING
 
 

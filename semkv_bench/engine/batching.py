@@ -17,8 +17,11 @@ T = TypeVar("T")
 
 
 def row_bytes(shape: ModelShape, tokens: int, itemsize: int) -> int:
-    """Bytes of one cache row of ``tokens`` tokens, all layers, at ``itemsize`` bytes a value."""
-    return 2 * shape.layers * shape.kv_heads * shape.head_dim * tokens * itemsize
+    """Bytes of one cache row at ``itemsize`` bytes a value: ``tokens`` tokens in every layer that attends, and states.
+
+    Rows hold the tokens behind a window too.
+    """
+    return (shape.values(tokens, windows=False) + shape.state_values) * itemsize
 
 
 def row_cost(shape: ModelShape, turns: Sequence[Turn], how: Decoding, vocabulary: int, itemsize: int) -> int:

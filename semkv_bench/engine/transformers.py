@@ -31,7 +31,7 @@ class TransformersBackend(EngineOptions, Backend):
         """See ``Backend``: vectors that a quantizer cannot code, layers that cannot be coded or pruned."""
         shape = self.shape(source)
         for setting in settings:
-            setting.check(shape.head_dim)
+            setting.check_in(shape.cache)
         if not shape.quantized_layers:
             raise UsageError(f"{source.name} has no full-attention layer to quantize")
         if len(shape.quantized_layers) < shape.layers and any(setting.prune for setting in settings):

@@ -144,7 +144,7 @@ def _entry(
             "kv_heads": shape.kv_heads,
             "head_dim": shape.head_dim,
             "max_positions": shape.max_positions,
-            "cache_bytes_per_token": 2 * shape.layers * shape.kv_heads * shape.head_dim * 2,
+            "cache_bytes_per_token": 2 * shape.values(1),
             "shape_from": origin,
         }
     return Entry(**entry)

@@ -20,7 +20,7 @@ class Published:
 
 
 def _dense(layers: int, kv_heads: int, head_dim: int, positions: int, parameters: int) -> Published:
-    return Published(ModelShape(layers, tuple(range(layers)), kv_heads, head_dim, positions), parameters)
+    return Published(ModelShape.alike(layers, kv_heads, head_dim, positions), parameters)
 
 
 _PUBLISHED = {

@@ -298,7 +298,7 @@ def _check(setting: Setting, config: PreTrainedConfig, attention: str, prompt_to
         raise UsageError(f"setting {setting.name} codes nothing; use transformers' DynamicCache")
     for side in sides:
         check_packable(side.quantizer, _top(side))
-    setting.check(ModelShape.of(config).head_dim)
+    setting.check_in(ModelShape.of(config).cache)
 
 
 def _top(side: Coded) -> int:

@@ -72,9 +72,14 @@ def weights_of(plan: Plan) -> Weights:
         parameters=sum(parameter.numel() for parameter in skeleton.parameters()),
         itemsize=dtype.itemsize,
         hidden=text.hidden_size,
-        intermediate=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
+        intermediate=_widest(getattr(text, "intermediate_size", None)) or 4 * text.hidden_size,
         vocabulary=text.vocab_size,
     )
+
+
+def _widest(size: int | list[int] | None) -> int | None:
+    """The largest of the sizes where layers have each their own."""
+    return max(size) if isinstance(size, list | tuple) else size
 
 
 def estimate_memory(plan: Plan, weights: Weights) -> Memory:
@@ -88,14 +93,14 @@ def estimate_memory(plan: Plan, weights: Weights) -> Memory:
     )
     fit = rows_that_fit(plan.engine, per_row, available, weights.parameters * size)
     rows = min(fit, len(plan.settings))
-    per_token = row_bytes(shape, 1, size)
+    per_token = row_bytes(shape, 2, size) - row_bytes(shape, 1, size)
     chunk = min(prompt, plan.engine.prefill_chunk or prompt)
     active = size * (3 * weights.intermediate + 6 * weights.hidden)
     memory = Memory(
         device=name,
         available=available,
         weights=weights.parameters * size,
-        prompt=per_token * prompt,
+        prompt=row_bytes(shape, prompt, size),
         rows=rows * per_row,
         activations=active * chunk,
         batch_rows=rows,

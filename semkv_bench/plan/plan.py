@@ -122,7 +122,7 @@ def make_plan(config: DictConfig, exclude: Collection[tuple[str, str]] = ()) -> 
         **({"protocol_config": _decided(config, "protocol")} if protocol.variant else {}),
         "layers": {"total": shape.layers, "quantized": len(shape.quantized_layers)},
         "head_dim": shape.head_dim,
-        "settings": {setting.name: _described(setting, shape.head_dim) for setting in settings},
+        "settings": {setting.name: _described(setting, shape) for setting in settings},
         "task": _decided(config, "task"),
         "tasks": sorted({example.task for example in examples}),
         "chance": {name: float(task.chance[name]) for name in task.names if name in task.chance},
@@ -156,7 +156,7 @@ def too_few(plan: Plan) -> str | None:
             cost.effective_bits,
         )
         for setting in plan.settings
-        for cost in [setting.storage(plan.shape.head_dim)]
+        for cost in [setting.storage_in(plan.shape.cache)]
     ]
     options = StatsOptions(**plan.charter["stats"])
     least = clusters_needed_at_best(settings, options)
@@ -228,8 +228,8 @@ def _own_code(settings: Sequence[Setting], *parts: Any) -> dict[str, Any]:
     return {"own_code": found} if found else {}
 
 
-def _described(setting: Setting, head_dim: int) -> dict[str, Any]:
-    return {"kind": setting.kind, "quantizer": setting.quantizer, **asdict(setting.storage(head_dim))}
+def _described(setting: Setting, shape: ModelShape) -> dict[str, Any]:
+    return {"kind": setting.kind, "quantizer": setting.quantizer, **asdict(setting.storage_in(shape.cache))}
 
 
 def _digest(examples: Sequence[Example]) -> str:

@@ -13,32 +13,39 @@ from semkv_bench.models.known import CONFIGURATION, PUBLICATION, published
 from semkv_bench.models.shape import ModelShape
 from semkv_bench.plan.settings import quantizers
 from semkv_bench.settings.setting import FULL, Setting, uniform_settings
-from semkv_bench.settings.storage import cache_bytes
 
 __all__ = ["published_words", "show_storage", "storage_rows"]
 
 
-_HEAD_DIM = 128
+_HEAD_DIM, _KV_HEADS = 128, 8
 
 
 def storage_rows(config: DictConfig) -> list[dict[str, Any]]:
     """One row per setting: code, packed and effective bits, compression, and cache bytes where a model is given.
 
-    The allocation's own settings where it has any, else the uniform grid. ``shape_from`` of a model's row says
+    With ``tokens``, also bits per value of a whole cache of so many tokens, all stored at once, as a prompt is. The
+    allocation's own settings where it has any, else the uniform grid. ``shape_from`` of a model's row says
     whether its shape is from its ``configuration`` or, where that cannot be had, from its ``publication``.
     """
     shape, origin = (None, None) if config.model is None else _shape(config.model)
-    if config.head_dim is not None and config.head_dim < 1:
-        raise UsageError(f"head_dim={config.head_dim} must be a whole number of at least 1")
+    for name in ("head_dim", "kv_heads", "tokens"):
+        if config[name] is not None and config[name] < 1:
+            raise UsageError(f"{name}={config[name]} must be a whole number of at least 1")
     if any(tokens < 1 for tokens in config.context):
         raise UsageError(f"context={list(config.context)} must hold numbers of tokens of at least 1")
-    head_dim = config.head_dim or (shape.head_dim if shape else _HEAD_DIM)
-    if shape is not None and config.head_dim not in (None, shape.head_dim):
-        raise UsageError(
-            f"head_dim={config.head_dim} is not the model's, which is {shape.head_dim}; leave one out"
-        )
-    rows = [_row(setting, head_dim, shape, list(config.context)) for setting in _settings(config, head_dim)]
-    return rows if origin is None else [{**row, "shape_from": origin} for row in rows]
+    if shape is None:
+        layer = ModelShape.alike(1, config.kv_heads or _KV_HEADS, config.head_dim or _HEAD_DIM)
+        return [_row(setting, layer, config.tokens) for setting in _settings(config, layer)]
+    for name in ("head_dim", "kv_heads"):
+        if config[name] not in (None, getattr(shape, name)):
+            raise UsageError(
+                f"{name}={config[name]} is not the model's, which is {getattr(shape, name)}; leave one out"
+            )
+    contexts = sorted({*config.context, *([] if config.tokens is None else [config.tokens])})
+    return [
+        {**_row(setting, shape, config.tokens), **_sizes(setting, shape, contexts), "shape_from": origin}
+        for setting in _settings(config, shape)
+    ]
 
 
 def show_storage(rows: list[dict[str, Any]], console: Console) -> None:
@@ -51,19 +58,32 @@ def show_storage(rows: list[dict[str, Any]], console: Console) -> None:
         padding=(0, 2, 0, 0),
     )
     table.add_column("setting", overflow="fold", min_width=10)
-    for column in ("code", "packed", "effective", "smaller"):
+    whole = ("cache_bits", "key_cache_bits", "value_cache_bits") if "tokens" in rows[0] else ()
+    for column in (
+        "code",
+        "packed",
+        "effective",
+        "smaller",
+        *(name.removesuffix("_bits").replace("_", " ") for name in whole),
+    ):
         table.add_column(column, justify="right", no_wrap=True)
     contexts = list(rows[0].get("cache_bytes", {}))
     for tokens in contexts:
         table.add_column(f"at {_thousands(int(tokens))}", justify="right", no_wrap=True)
     if contexts:
         sizes = [human_bytes(rows[0]["full_bytes"][tokens]) for tokens in contexts]
-        table.add_row("full", "16.000", "16.000", "16.000", "1.00x", *sizes)
+        table.add_row("full", *["16.000"] * 3, "1.00x", *["16.000"] * len(whole), *sizes)
     for row in rows:
         cells = [f"{row[name]:.3f}" for name in ("code_bits", "packed_bits", "effective_bits")]
         sizes = [human_bytes(row["cache_bytes"][tokens]) for tokens in contexts]
-        table.add_row(row["setting"], *cells, f"{row['compression']:.2f}x", *sizes)
+        wholes = [f"{row[name]:.3f}" for name in whole]
+        table.add_row(row["setting"], *cells, f"{row['compression']:.2f}x", *wholes, *sizes)
     console.print(table)
+    if whole:
+        told = f"cache: bits per value over all that a cache of {rows[0]['tokens']:,} tokens holds"
+        console.print(f"{told}; the other columns are the price of a coded value.", highlight=False)
+    if rows[0].get("layers"):
+        console.print(f"{rows[0]['layers']}.", highlight=False)
     if rows[0].get("shape_from") == PUBLICATION:
         console.print(
             "The model's configuration is not here: its shape is the one published.", highlight=False
@@ -80,7 +100,7 @@ def published_words(node: DictConfig) -> str:
     if origin == CONFIGURATION:
         return ""
     known = published(source)
-    token = human_bytes(cache_bytes(FULL, known.shape, 1))
+    token = human_bytes(FULL.planned(known.shape.cache, 1).nbytes)
     return (
         f"; as published, its weights take {human_bytes(2 * known.parameters)} in 16 bits and each row of its cache "
         f"{token} a token (see semkv-bench storage)"
@@ -97,30 +117,48 @@ def _shape(node: DictConfig) -> tuple[ModelShape, str]:
         return known.shape, PUBLICATION
 
 
-def _settings(config: DictConfig, head_dim: int) -> list[Setting]:
+def _settings(config: DictConfig, shape: ModelShape) -> list[Setting]:
     keys, values = quantizers(config)
     own = build(config.allocation, "allocation").settings(keys, values)
     grid = OmegaConf.to_container(config.grid)
     settings = own or uniform_settings(keys, values, grid["levels"], grid["key_levels"], grid["value_levels"])
     for setting in settings:
-        setting.check(head_dim)
+        setting.check_in(shape.cache)
     return settings
 
 
-def _row(setting: Setting, head_dim: int, shape: ModelShape | None, contexts: list[int]) -> dict[str, Any]:
-    storage = setting.storage(head_dim)
+def _row(setting: Setting, shape: ModelShape, tokens: int | None) -> dict[str, Any]:
+    storage = setting.storage_in(shape.cache)
     row = {
         "setting": setting.name,
-        "head_dim": head_dim,
+        "head_dim": shape.head_dim,
         "code_bits": storage.code_bits,
         "packed_bits": storage.packed_bits,
         "effective_bits": storage.effective_bits,
         "compression": storage.compression,
     }
-    if shape is not None:
-        row["cache_bytes"] = {str(tokens): cache_bytes(setting, shape, tokens) for tokens in contexts}
-        row["full_bytes"] = {str(tokens): cache_bytes(FULL, shape, tokens) for tokens in contexts}
-    return row
+    if tokens is None:
+        return row
+    cost = setting.planned(shape.cache, tokens)
+    return row | {
+        "kv_heads": shape.kv_heads,
+        "tokens": tokens,
+        "cache_bits": cost.cache_bits,
+        "key_cache_bits": cost.key_cache_bits,
+        "value_cache_bits": cost.value_cache_bits,
+        "cache_compression": cost.compression,
+    }
+
+
+def _sizes(setting: Setting, shape: ModelShape, contexts: list[int]) -> dict[str, Any]:
+    costs = {str(tokens): setting.planned(shape.cache, tokens) for tokens in contexts}
+    sizes = {
+        "cache_bytes": {tokens: cost.nbytes for tokens, cost in costs.items()},
+        "full_bytes": {tokens: cost.full_bytes for tokens, cost in costs.items()},
+        "layers": shape.described,
+    }
+    # Beside keys and values, in 16 bits and of one size whatever the number of tokens.
+    return sizes | ({"state_bytes": 2 * shape.state_values} if shape.state_values else {})
 
 
 def _thousands(tokens: int) -> str:

@@ -24,7 +24,7 @@ def show_plan(plan: Plan, memory: Memory, duration: Duration | None, console: Co
     for column in ("code bits", "effective bits", "compression"):
         settings.add_column(column, justify="right", no_wrap=True)
     for setting in plan.settings:
-        cost = setting.storage(plan.shape.head_dim)
+        cost = setting.storage_in(plan.shape.cache)
         settings.add_row(
             setting.name, f"{cost.code_bits:.3f}", f"{cost.effective_bits:.3f}", f"{cost.compression:.2f}x"
         )
@@ -63,7 +63,7 @@ def plan_content(plan: Plan, memory: Memory, duration: Duration | None) -> dict[
         "protocol": plan.protocol.name,
         "layers": {"total": plan.shape.layers, "quantized": len(plan.shape.quantized_layers)},
         "settings": [
-            {"setting": s.name, "kind": s.kind, **asdict(s.storage(plan.shape.head_dim))}
+            {"setting": s.name, "kind": s.kind, **asdict(s.storage_in(plan.shape.cache))}
             for s in plan.settings
         ],
         "tasks": {

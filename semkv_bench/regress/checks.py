@@ -179,6 +179,7 @@ def _check_rows(
 def _config(shape: ModelShape) -> LlamaConfig:
     """A model's configuration that says no more than the shape of its cache."""
     config = LlamaConfig(num_hidden_layers=shape.layers, head_dim=shape.head_dim)
+    config.sliding_window = config.max_position_embeddings // 2
     config.layer_types = [
         "full_attention" if index in shape.quantized_layers else "sliding_attention"
         for index in range(shape.layers)

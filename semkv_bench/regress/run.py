@@ -94,7 +94,7 @@ def _quick(config: DictConfig, console: Console) -> tuple[int, dict]:
     )
     shape = old.model_shape()
     checks = code_checks(*quantizers(config), settings, shape, _device())
-    figures = {setting.name: asdict(setting.storage(shape.head_dim)) for setting in settings}
+    figures = {setting.name: asdict(setting.storage_in(shape.cache)) for setting in settings}
     findings, count = compare_code(old, checks, figures)
     outcome = Comparison(findings, notes=[], checks=count)
     content = _told(outcome, old, None, path, out, console)

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from semkv_bench.errors import MissingError, SemkvError, UsageError
+from semkv_bench.grid.cost import LayerShape, SideShape
 from semkv_bench.models.shape import ModelShape
 from semkv_bench.records.schema import REFERENCE
 from semkv_bench.stats import StatsOptions, analyze
@@ -71,7 +72,13 @@ class Snapshot:
 
     def model_shape(self) -> ModelShape:
         """Shape of the model's cache."""
-        return ModelShape(**{**self.shape, "quantized_layers": tuple(self.shape["quantized_layers"])})
+        if "cache" in self.shape:
+            return ModelShape.from_json(self.shape)
+        # Baselines from before layers were told apart.
+        side = SideShape(self.shape["kv_heads"], self.shape["head_dim"])
+        coded = self.shape["quantized_layers"]
+        layers = tuple(LayerShape(side, side, coded=i in coded) for i in range(self.shape["layers"]))
+        return ModelShape(layers, self.shape["max_positions"])
 
 
 def from_run(
@@ -99,13 +106,7 @@ def from_run(
     units = [(str(t), str(e), int(s), int(n)) for t, e, s, n in reference[_UNIT].itertuples(index=False)]
     return Snapshot(
         identity=_identity(frame, charter),
-        shape={
-            "layers": shape.layers,
-            "quantized_layers": list(shape.quantized_layers),
-            "kv_heads": shape.kv_heads,
-            "head_dim": shape.head_dim,
-            "max_positions": shape.max_positions,
-        },
+        shape=shape.to_json(),
         layers=dict(charter["layers"]),
         sample={
             **{name: charter[name] for name in ("seeds", "per_task")},

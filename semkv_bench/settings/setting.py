@@ -1,12 +1,13 @@
 """Settings: the ways to store the cache that one sweep compares, built from the configuration."""
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from semkv_bench.errors import UsageError
-from semkv_bench.grid.cost import SIDES, Cost, SideShape, Stored, Tokens, cost
+from semkv_bench.grid.cost import SIDES, Cost, LayerShape, Price, SideShape, Stored, Tokens, cost
 from semkv_bench.grid.levels import FULL_PRECISION, Storage, check_levels, mix
 from semkv_bench.quantizers import Quantizer
 from semkv_bench.settings.allocation import Allocation, Prune, TwoLevel, Uniform
@@ -46,7 +47,10 @@ class Setting:
     prune: Prune | None = None
 
     def storage(self, head_dim: int) -> Storage:
-        """Price of a coded value, averaged over keys and values; what a cache costs is ``cost``."""
+        """Price of a coded value at ``head_dim`` values a vector; what a cache costs is ``cost``.
+
+        An engine's own setting overrides this.
+        """
         if self.prune is not None:
             return self.prune.storage(None, head_dim)
         sides = [
@@ -54,13 +58,42 @@ class Setting:
         ]
         return mix([(1, side) for side in sides])
 
-    def price(self, layer: int, side: str) -> Coded | None:
+    def storage_in(self, cache: Sequence[LayerShape | None]) -> Storage:
+        """Price of a coded value, averaged over all that is coded in a cache of these layers."""
+        values: Counter[tuple[str, int]] = Counter()
+        for layer in cache:
+            if layer is not None and layer.coded:
+                for name in SIDES:
+                    shape = getattr(layer, name)
+                    values[name, shape.head_dim] += shape.values
+        return mix((count, self._side_storage(*at)) for at, count in values.items())
+
+    def _side_storage(self, side: str, head_dim: int) -> Storage:
+        if self.prune is not None or self._own_format:
+            return self.storage(head_dim)
+        coded = getattr(self, side)
+        return FULL_PRECISION if coded is None else coded.storage(head_dim)
+
+    def price(self, layer: int, side: str) -> Price | None:
         """How ``keys`` or ``values`` of a layer are coded; None: not."""
-        return self.keys if side == SIDES[0] else self.values
+        return self if self._own_format else getattr(self, side)
+
+    @property
+    def _own_format(self) -> bool:
+        """Is the setting an engine's own, which tells its bits by ``storage`` alone?"""
+        return self.kind != "full" and self.keys is None and self.values is None and self.prune is None
+
+    def coded_bits(self, tokens: int, shape: SideShape) -> float:
+        """See ``semkv_bench.grid.cost.Price``; of an engine's own setting."""
+        return tokens * shape.values * self.storage(shape.head_dim).effective_bits
+
+    def sequence_bits(self, shape: SideShape) -> float:
+        """See ``semkv_bench.grid.cost.Price``."""
+        return 0.0
 
     def codes(self, side: str) -> bool:
         """Are ``keys`` or ``values`` stored in another way than in 16 bits?"""
-        return self.prune is not None or getattr(self, side) is not None
+        return self.prune is not None or self._own_format or getattr(self, side) is not None
 
     def cost(self, stored: Stored) -> Cost:
         """What a cache costs that holds ``stored``."""
@@ -71,15 +104,29 @@ class Setting:
         if self.prune is not None:
             kept = self.prune.kept(tokens)
             return (Tokens(kept=kept, deleted=tokens - kept),) * 2
+        sides = ((name, getattr(self, name)) for name in SIDES)
         return tuple(
-            Tokens(kept=tokens) if side is None else side.quantizer.stored(tokens)
-            for side in (self.keys, self.values)
+            side.quantizer.stored(tokens)
+            if side is not None
+            else (Tokens.of([tokens]) if self.codes(name) else Tokens(kept=tokens))
+            for name, side in sides
         )
+
+    def planned(self, cache: Sequence[LayerShape | None], tokens: int) -> Cost:
+        """What a cache of these layers costs that stores ``tokens`` tokens at once, as it does a prompt."""
+        return self.cost(Stored.of(cache, *self.stored(tokens)))
 
     def check(self, head_dim: int) -> None:
         """Raise UsageError if vectors of ``head_dim`` values cannot be stored so."""
         for side in (self.keys, self.values):
             if side is not None:
+                side.quantizer.check(head_dim)
+
+    def check_in(self, cache: Sequence[LayerShape | None]) -> None:
+        """Raise UsageError if a coded layer's vectors cannot be stored so."""
+        for side, name in ((self.keys, "keys"), (self.values, "values")):
+            sizes = {getattr(layer, name).head_dim for layer in cache if layer is not None and layer.coded}
+            for head_dim in sorted(sizes if side is not None else ()):
                 side.quantizer.check(head_dim)
 
     @property

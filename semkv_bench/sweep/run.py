@@ -215,7 +215,7 @@ def _answer(plan: Plan, asked: Example, outcome: Outcome) -> Mapping[str, Any]:
         "setting": setting.name,
         "kind": setting.kind,
         "quantizer": setting.quantizer,
-        **asdict(setting.storage(plan.shape.head_dim)),
+        **asdict(setting.storage_in(plan.shape.cache)),
         **_cache(outcome),
         "coded_share": None if outcome.coded_share is None else round(outcome.coded_share, 6),
         "score": plan.task.score(asked, outcome.text),

@@ -37,7 +37,7 @@ def test_conversion_keeps_weights_and_greedy_text(smollm2):
 
 def test_shape_of_the_embedded_model():
     shape = EmbeddedModel().shape()
-    assert shape == ModelShape(30, tuple(range(30)), 3, 64, 8192)
+    assert shape == ModelShape.alike(30, 3, 64, 8192)
     assert (shape.kv_heads, shape.head_dim) == (3, 64)
 
 

@@ -19,7 +19,7 @@ from semkv_bench.settings.setting import FULL, uniform_settings
 from semkv_bench.tasks import Example
 
 # 64 bytes of cache a token; a row of 100 + 20 + 1 tokens, and 8 bytes for each of 4 x 50 logits: 9,344 bytes.
-SHAPE = ModelShape(layers=2, quantized_layers=(0, 1), kv_heads=1, head_dim=8, max_positions=None)
+SHAPE = ModelShape.alike(2, 1, 8)
 WEIGHTS = Weights(parameters=1000, itemsize=2, hidden=8, intermediate=16, vocabulary=50)
 MEASURED = Calibration("m", 1000, "bfloat16", "here", 100, 3, 0.01, 0.001, 0.1, 0.02, "2000-01-01")
 

@@ -202,7 +202,7 @@ def test_a_quantizer_of_ones_own(tmp_path):
         config = compose_config("regress", ["quantizer=coarse"])
         settings, pair = planned_settings(config), quantizers(config)
     assert [setting.name for setting in settings][:3] == ["full", "coarse-K32V12", "coarse-L16"]
-    checks = code_checks(*pair, settings, ModelShape(2, (0, 1), 1, 16, None))
+    checks = code_checks(*pair, settings, ModelShape.alike(2, 1, 16))
     assert checks["codes"] and not checks["packed"]
 
 

@@ -3,6 +3,7 @@ import hashlib
 import pytest
 import torch
 
+from semkv_bench.grid.cost import LayerShape, SideShape
 from semkv_bench.kernels import affine_quantize
 from semkv_bench.models.shape import ModelShape
 from semkv_bench.quantizers import Affine, TurboQuant, TurboQuantProd
@@ -10,7 +11,8 @@ from semkv_bench.regress.checks import CHECK_LEVELS, CLOSE, code_checks, differi
 from semkv_bench.regress.probe import integers, probe_states, probe_tensor
 from semkv_bench.settings.setting import FULL, uniform_settings
 
-SHAPE = ModelShape(layers=3, quantized_layers=(0, 2), kv_heads=2, head_dim=16, max_positions=None)
+SIDE = SideShape(2, 16)
+SHAPE = ModelShape(tuple(LayerShape(SIDE, SIDE, coded=i != 1) for i in range(3)), None)
 
 
 def _settings(quantizer):

@@ -1,0 +1,156 @@
+"""Heads and dimensions of a model's cache, seen by one forward call without weights."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, DynamicCache
+from transformers.cache_utils import DummyLayer
+from transformers.configuration_utils import PreTrainedConfig
+from transformers.utils import logging as transformers_logging
+
+from semkv_bench.errors import UsageError
+from semkv_bench.grid.cost import SideShape
+
+__all__ = ["Probed", "probe_layers"]
+
+_TOKENS = 4
+_MOST_BYTES = 2**31
+
+
+@dataclass(frozen=True)
+class Probed:
+    """What one layer gave the cache for each token, None where it gave nothing, and the values of its states."""
+
+    keys: SideShape | None = None
+    values: SideShape | None = None
+    state_values: int = 0
+
+
+def probe_layers(config: PreTrainedConfig) -> tuple[Probed, ...]:
+    """What every layer of the cache holds, from a forward call of a few tokens.
+
+    On the meta device, where even the largest model takes no memory; a small model whose path depends on data is
+    called on zeros instead. Layers that are alike are run once. Raises UsageError where the call ends before all
+    layers were seen.
+    """
+    seen, failed, size = _called(config, "meta")
+    if failed is not None and size <= _MOST_BYTES:
+        seen, failed, _ = _called(config, "cpu")
+    if failed is not None:
+        told = str(failed).strip().partition("\n")[0]
+        raise UsageError(
+            f"what the cache of {config.model_type} holds could not be found out without its weights "
+            f"({type(failed).__name__}: {told}); such a model cannot be swept"
+        ) from failed
+    return seen
+
+
+def _called(config: PreTrainedConfig, device: str) -> tuple[tuple[Probed, ...], Exception | None, int]:
+    """What the layers hold, the error that ended the call too early if one did, and the bytes of what was run."""
+    with _quiet(), torch.device("meta"), torch.no_grad():
+        # Eager attention looks at no mask; and nobody looks for padding where there is no such token.
+        model = AutoModelForCausalLM.from_config(
+            _decoder_config(config), dtype=torch.bfloat16, attn_implementation="eager"
+        ).eval()
+        model.config.pad_token_id = None
+        cache = DynamicCache(config=model.config)
+        twins, repeated = _run_once(model, cache)
+    skipped = {module for layer in repeated for module in layer.modules()}
+    run = [module for module in model.modules() if module not in skipped]
+    size = sum(p.nbytes for module in run for p in module.parameters(recurse=False))
+    failed = None
+    with _quiet(), torch.device(device), torch.no_grad():
+        if device != "meta":
+            for module in run:
+                module._apply(lambda x: torch.zeros_like(x, device=device), recurse=False)
+        try:
+            ids = torch.zeros(1, _TOKENS, dtype=torch.long)
+            model(input_ids=ids, use_cache=True, **{_cache_keyword(model): cache})
+        except Exception as error:
+            failed = error
+    seen = tuple(_probed(cache.layers[twin]) for twin in twins)
+    if not any(map(_unseen, seen, cache.layers)):
+        failed = None  # what broke off came after the last layer's cache
+    return seen, failed, size
+
+
+def _decoder_config(config: PreTrainedConfig) -> PreTrainedConfig:
+    text = config.get_text_config(decoder=True)
+    return text if type(text) in MODEL_FOR_CAUSAL_LM_MAPPING else config
+
+
+def _cache_keyword(model: nn.Module) -> str:
+    return "cache" if "cache" in signature(type(model).forward).parameters else "past_key_values"
+
+
+def _run_once(model: nn.Module, cache: DynamicCache) -> tuple[list[int], list[nn.Module]]:
+    """Let every layer that is like an earlier one give what that gave.
+
+    Returns the number of each one's earlier twin, and the layers that are not run.
+    """
+    count = len(cache.layers)
+    lists = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == count]
+    if not lists:
+        return list(range(count)), []
+    first: dict[Any, int] = {}
+    twins, repeated = [], []
+    for number, (layer, stored) in enumerate(zip(lists[0], cache.layers, strict=True)):
+        parameters = tuple((name, parameter.shape) for name, parameter in layer.named_parameters())
+        kind = (type(layer), type(stored), getattr(stored, "sliding_window", None), parameters)
+        twins.append(first.setdefault(kind, number))
+        if twins[-1] != number:
+            layer.forward = _repeating(lists[0][twins[-1]])
+            repeated.append(layer)
+        else:
+            layer.forward = _as_far_as_seen(layer.forward, stored)
+    return twins, repeated
+
+
+def _as_far_as_seen(forward: Callable[..., Any], stored: Any) -> Callable[..., Any]:
+    """A layer's forward call; where experts behind attention need data to be chosen, its input is handed on."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return forward(*args, **kwargs)
+        except RuntimeError:
+            if getattr(stored, "keys", None) is None:
+                raise
+            return args[0] if args else next(iter(kwargs.values()))
+
+    return run
+
+
+def _repeating(twin: nn.Module) -> Callable[..., Any]:
+    """The forward call of a layer that gives what its twin gave: without data, one is as good as the other."""
+    given = []
+    twin.register_forward_hook(lambda module, inputs, output: given.append(output))
+    return lambda *args, **kwargs: given[0]
+
+
+def _probed(layer: Any) -> Probed:
+    states = [getattr(layer, name, None) or {} for name in ("conv_states", "recurrent_states")]
+    held = sum(s.numel() for kind in states for s in kind.values() if isinstance(s, Tensor))
+    keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+    if keys is None or values is None or not keys.numel():
+        return Probed(state_values=held)
+    sides = (SideShape(side.shape[1], side.shape[3]) for side in (keys, values))
+    return Probed(*sides, state_values=held)
+
+
+def _unseen(probed: Probed, layer: Any) -> bool:
+    return probed == Probed() and not isinstance(layer, DummyLayer)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    level = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(level)
