@@ -6,7 +6,7 @@ from scipy import stats
 from calibration.shapes import Shape
 from semkv_bench.stats import StatsOptions
 from semkv_bench.stats.bootstrap import percentile_interval, resample_means
-from semkv_bench.stats.equivalence import p_within
+from semkv_bench.stats.equivalence import p_no_worse
 from semkv_bench.stats.guarded import Moments, guarded_interval, moments, p_below
 from semkv_bench.stats.multiplicity import shares
 from semkv_bench.stats.pairing import SettingInfo
@@ -54,7 +54,7 @@ def _coverage_part(
     }
     if mean < 0:  # the margin is put where the truth is, so both verdicts are errors
         options = StatsOptions(margin=-mean, alpha=ALPHA)
-        cell["false_equivalent"] = float((p_within(m, options) < ALPHA).mean())
+        cell["false_equivalent"] = float((p_no_worse(m, options) < ALPHA).mean())
         cell["false_degraded"] = float((p_below(m, mean) < ALPHA).mean())
     return cell
 
@@ -76,7 +76,7 @@ def exact_rates(margin: float, clusters: int, alpha: float = ALPHA) -> dict:
     most = min(clusters, int(4 * clusters * margin + 30))
     m = _whole_losses(clusters, np.arange(most + 1))
     weight = stats.binom.pmf(np.arange(most + 1), clusters, margin)
-    equivalent = p_within(m, StatsOptions(margin=margin, alpha=alpha)) < alpha
+    equivalent = p_no_worse(m, StatsOptions(margin=margin, alpha=alpha)) < alpha
     degraded = p_below(m, -margin) < alpha
     return {
         "margin": margin,
@@ -95,7 +95,7 @@ def family_rate(margin: float, clusters: int, grid: int, mixes: int) -> dict:
     """
     options = StatsOptions(margin=margin, alpha=ALPHA)
     most = min(clusters, int(4 * clusters * margin + 30))
-    p = p_within(_whole_losses(clusters, np.arange(most + 1)), options)
+    p = p_no_worse(_whole_losses(clusters, np.arange(most + 1)), options)
     weight = stats.binom.pmf(np.arange(most + 1), clusters, margin)
     kinds = ["uniform"] * grid + ["mixed"] * mixes
     settings = [SettingInfo(f"{i}", kind, "q", float(-i), None, None) for i, kind in enumerate(kinds)]

@@ -4,7 +4,7 @@ import numpy as np
 
 from calibration.shapes import Draw, f1, rouge, zero_one
 from semkv_bench.stats import StatsOptions
-from semkv_bench.stats.equivalence import p_within
+from semkv_bench.stats.equivalence import p_no_worse
 from semkv_bench.stats.guarded import Moments, moments, p_below
 
 __all__ = ["CASES", "curve", "needed", "promise"]
@@ -37,7 +37,7 @@ def power_at(draw: Draw, verdict: str, clusters: int, reps: int, rng: np.random.
         number = min(at_once, reps - start)
         full, setting = draw(rng, (clusters, number))
         m = moments(setting - full, full, np.zeros(clusters, dtype=int), "macro")
-        p = p_within(m, options) if verdict == "equivalent" else p_below(m, -options.margin)
+        p = p_no_worse(m, options) if verdict == "equivalent" else p_below(m, -options.margin)
         hits += int((p < options.alpha).sum())
     return hits / reps
 
@@ -55,7 +55,7 @@ def needed(m: Moments, verdict: str, power: float | None) -> int | None:
         more = m.grown(n / float(m.clusters[0]))
         if power is not None:
             more = more.scattered(100)
-        p = p_within(more, options) if verdict == "equivalent" else p_below(more, -options.margin)
+        p = p_no_worse(more, options) if verdict == "equivalent" else p_below(more, -options.margin)
         return float((p < options.alpha).mean()) >= (power or 1.0)
 
     low, high = 4, 8

@@ -5,7 +5,7 @@ import numpy as np
 from calibration.planted import LEVELS, TASKS, CliffCell, plant, planted_name, states_of
 from calibration.shapes import Shape
 from semkv_bench.stats import StatsOptions
-from semkv_bench.stats.equivalence import over_all_looks, p_within
+from semkv_bench.stats.equivalence import over_all_looks, p_no_worse
 from semkv_bench.stats.guarded import moments, p_below
 from semkv_bench.stats.spending import Look
 
@@ -34,7 +34,7 @@ def single_cell(
     for look, size in zip(looks_of(sizes), sizes, strict=True):
         rows = None if row_sizes is None else row_sizes[:size]
         m = moments((setting - full)[:size], full[:size], tasks[:size], "macro", rows)
-        equivalent |= over_all_looks(p_within(m, options), look) < ALPHA
+        equivalent |= over_all_looks(p_no_worse(m, options), look) < ALPHA
         degraded |= over_all_looks(p_below(m, mean), look) < ALPHA
     return {
         "shape": shape.name,

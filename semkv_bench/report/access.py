@@ -4,7 +4,6 @@ from semkv_bench.report.formatting import family, known
 from semkv_bench.stats.result import Cliff, Report, SettingResult
 
 __all__ = [
-    "above_margin",
     "cliff_grid",
     "cliffs_of",
     "compared_settings",
@@ -24,12 +23,6 @@ _KIND_ORDER = {"full": 0, "uniform": 1, "mixed": 2, "prune": 3}
 def sample_noun(report: Report) -> str:
     """What sample sizes count: ``example``, or ``cluster`` where an example has several seeds or turns."""
     return "example" if report.n_examples == report.n_clusters else "cluster"
-
-
-def above_margin(report: Report, row: SettingResult) -> bool:
-    """Is a setting undecided because it scores above full by more than the margin? No sample size settles that."""
-    undecided = row.verdict == "inconclusive" and not known(row.n_needed)
-    return undecided and known(row.diff) and row.diff >= report.margin
 
 
 def reference_row(report: Report) -> SettingResult | None:

@@ -118,7 +118,7 @@ def _cliff_card(report: Report, quantizer: str | None, cliff: Cliff) -> Card:
 def _point_card(report: Report) -> Card:
     point = report.operating_point
     if point is None:
-        return Card("Cheapest safe cache", "none", "no setting is shown to be equivalent to full")
+        return Card("Cheapest safe cache", "none", "no setting is shown to be no worse than full")
     if not known(point.effective_bits):
         return Card("Cheapest safe cache", clean(point.setting), f"{bits_text(point.code_bits)} code bits")
     smaller = f"{ratio(point.compression, 1)} smaller"
@@ -329,7 +329,8 @@ def reading_notes(report: Report) -> list[tuple[str, str]]:
         ("Margin", f"A loss below {margin} on the 0 to 1 scale is agreed to be of no consequence. {when}"),
         (
             "Equivalence",
-            "Two one-sided tests (TOST) ask whether the loss and the gain are both smaller than the margin. "
+            "Two one-sided tests (TOST) ask whether a drop beyond the margin is ruled out (no worse) and whether a "
+            "gain is, too (equivalent). Cliff and operating point rest on the first. "
             f"Their p-values are compared with alpha = {alpha} after an adjustment for the number of settings: "
             "the points of the grid are tested from many bits to few, each at what the points above have handed "
             "on; drops beyond the margin from few bits to many. "
@@ -353,10 +354,11 @@ def reading_notes(report: Report) -> list[tuple[str, str]]:
 
 def _verdict_note(margin: str) -> str:
     meanings = [
-        f"equivalent: the difference is shown to lie within {margin}",
+        f"equivalent: a drop and a gain of more than {margin} are both ruled out",
+        "no_worse: such a drop is ruled out, such a gain is not",
         "floor: within the margin, yet detectably below full",
         "degraded: a loss beyond the margin is shown",
-        "inconclusive: the sample is too small to tell, or the setting differs upwards by more than the margin",
+        "inconclusive: the sample is too small to tell",
     ]
     return (
         f"{'; '.join(meanings).capitalize()}. Insensitive means that the run could not have seen a loss, "

@@ -111,6 +111,7 @@ def _paint_difference(report: Report, points: list[SettingResult], axes: Axes) -
 
 _VERDICT_MARKS = {
     "equivalent": ("o", "green", True),
+    "no_worse": ("s", "green", True),
     "floor": ("^", "sky", True),
     "inconclusive": ("o", "muted", False),
     "insensitive": ("D", "muted", False),

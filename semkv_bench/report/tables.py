@@ -2,10 +2,9 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
-from semkv_bench.report.access import above_margin, ordered_settings, sample_noun
+from semkv_bench.report.access import ordered_settings, sample_noun
 from semkv_bench.report.formatting import (
     DASH,
     clean,
@@ -38,6 +37,7 @@ __all__ = [
 VERDICT_SIGNS = {
     "reference": "•",
     "equivalent": "✓",
+    "no_worse": "≥",
     "floor": "≈",
     "degraded": "✗",
     "inconclusive": "?",
@@ -95,7 +95,7 @@ _MAIN = (
         lambda row: with_interval(signed(row.diff), signed_interval(row.diff_ci)),
     ),
     Column("compression", lambda row: ratio(row.compression), optional=True, short="times smaller"),
-    Column("p equivalence", lambda row: p_value(row.p_equivalence), short="p equiv."),
+    Column("p no worse", lambda row: p_value(row.p_no_worse)),
     Column("runaway", lambda row: percent(row.runaway_rate), optional=True),
     Column("KL", lambda row: divergence(row.kl), optional=True),
 )
@@ -125,6 +125,7 @@ _DETAIL = (
         measured=False,
     ),
     Column("detectable drop", lambda row: fixed(row.detectable_drop), optional=True, measured=False),
+    Column("p equivalence", lambda row: p_value(row.p_equivalence)),
     Column("p degraded", lambda row: p_value(row.p_degraded)),
     Column("difference detectable", lambda row: _yes_no(row.detectable), numeric=False),
     Column("runaway p", lambda row: p_value(row.runaway_p), optional=True),
@@ -154,8 +155,7 @@ def detail_table(report: Report) -> Table:
     """The remaining numbers of every setting."""
     needed = f"{sample_noun(report)}s needed"
     columns = tuple(
-        replace(column, title=needed, cell=partial(_needed, report)) if column.title == _NEEDED else column
-        for column in _DETAIL
+        replace(column, title=needed) if column.title == _NEEDED else column for column in _DETAIL
     )
     return _table(report, columns)
 
@@ -164,10 +164,6 @@ def _table(report: Report, columns: tuple[Column, ...]) -> Table:
     settings = ordered_settings(report)
     tested = [index for index, row in enumerate(settings) if row.setting != report.reference]
     return table_of(settings, columns, tested)
-
-
-def _needed(report: Report, row: SettingResult) -> str:
-    return "differs upwards by more than the margin" if above_margin(report, row) else count(row.n_needed)
 
 
 def table_of(rows: Sequence[Any], columns: tuple[Column, ...], judged: Sequence[int] | None = None) -> Table:

@@ -26,6 +26,7 @@ __all__ = ["show", "show_table"]
 _STYLES = {
     "reference": "dim",
     "equivalent": "green",
+    "no_worse": "green",
     "floor": "cyan",
     "degraded": "bold red",
     "inconclusive": "yellow",

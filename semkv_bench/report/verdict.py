@@ -1,7 +1,6 @@
 """The verdict of a report in one plain sentence, and one on what the run cannot say."""
 
 from semkv_bench.report.access import (
-    above_margin,
     cliff_grid,
     cliffs_of,
     reference_row,
@@ -23,10 +22,10 @@ from semkv_bench.report.formatting import (
     signed,
     signed_interval,
 )
+from semkv_bench.stats.equivalence import HOLDS
 from semkv_bench.stats.result import Cliff, OperatingPoint, Report, SettingResult
 
 __all__ = [
-    "HOLDS",
     "cliff_words",
     "confirmation_words",
     "headline",
@@ -35,8 +34,6 @@ __all__ = [
     "operating_point_words",
     "subject",
 ]
-
-HOLDS = ("equivalent", "floor")
 
 _MOST_NAMED = 3
 
@@ -105,7 +102,7 @@ def operating_point_words(report: Report) -> str:
     """The operating point with its price, or why there is none."""
     point = report.operating_point
     if point is None:
-        return "none: no setting is shown to be equivalent to the reference"
+        return "none: no setting is shown to be no worse than the reference"
     if not known(point.effective_bits):
         bits = bits_text(point.code_bits)
         return f"{clean(point.setting)}, {bits} code bits (effective bits not recorded)"
@@ -123,12 +120,12 @@ def confirmation_words(report: Report) -> str:
     found = point.confirmation
     if not found:
         return f"Not confirmed on examples of its own: {clean(point.confirmation_reason)}."
-    outcome = "is confirmed as equivalent" if found.confirmed else "is not confirmed"
+    outcome = "is confirmed as no worse" if found.confirmed else "is not confirmed"
     noun = sample_noun(report)
     first, second = count(found.clusters_to_choose), count(found.clusters_to_test)
     numbers = (
         f"difference {signed(found.diff)} {signed_interval(found.diff_ci)}, "
-        f"p equivalence {p_value(found.p_equivalence)}"
+        f"p no worse {p_value(found.p_no_worse)}"
     )
     if found.setting == point.setting:
         return (
@@ -206,21 +203,15 @@ def _tally(report: Report, quantizer: str | None) -> str:
     hold = sum(row.verdict in HOLDS for row in grid)
     lost = sum(row.verdict == "degraded" for row in grid)
     left = len(grid) - hold - lost
-    upwards = sum(above_margin(report, row) for row in grid)
-    why = f" ({upwards} {_differ(upwards)} upwards by more than the margin)" if upwards else ""
     return (
         f"of {plural(len(grid), 'grid point')}, {hold} {'holds' if hold == 1 else 'hold'}, "
-        f"{lost} {'collapses' if lost == 1 else 'collapse'} and {left} {'is' if left == 1 else 'are'} undecided{why}"
+        f"{lost} {'collapses' if lost == 1 else 'collapse'} and {left} {'is' if left == 1 else 'are'} undecided"
     )
-
-
-def _differ(number: int) -> str:
-    return "differs" if number == 1 else "differ"
 
 
 def _safest(report: Report) -> str:
     if report.operating_point is None:
-        return "no setting is shown to be equivalent to the 16-bit cache"
+        return "no setting is shown to be no worse than the 16-bit cache"
     return f"cheapest safe cache: {operating_point_words(report)}"
 
 
@@ -262,21 +253,10 @@ def _undecided(report: Report) -> str:
             )
         return "It cannot say that any setting is safe until one with fewer levels is seen to collapse"
     rows = [row for row in tested_settings(report) if row.verdict == "inconclusive"]
-    upwards = [row for row in rows if above_margin(report, row)]
-    rows = [row for row in rows if row not in upwards]
-    clauses = []
-    if rows:
-        verb = "holds" if len(rows) == 1 else "hold"
-        clauses.append(f"It cannot say whether {_some(rows)} {verb} ({_sample_words(report, rows)})")
-    if upwards:
-        clauses.append(
-            f"{_some(upwards)} {_differ(len(upwards))} upwards by more than the margin, which no number of "
-            f"{sample_noun(report)}s would make equivalent"
-        )
-    return (
-        "; ".join(clauses)
-        or "It says nothing about other models, quantizers, tasks or longer prompts than those run"
-    )
+    if not rows:
+        return "It says nothing about other models, quantizers, tasks or longer prompts than those run"
+    verb = "holds" if len(rows) == 1 else "hold"
+    return f"It cannot say whether {_some(rows)} {verb} ({_sample_words(report, rows)})"
 
 
 def _some(rows: list[SettingResult]) -> str:
@@ -297,5 +277,6 @@ def _sample_words(report: Report, rows: list[SettingResult]) -> str:
     what = all_of if len(needing) == len(rows) else f"{len(needing)} of them"
     aside = "" if noun == "example" else ", each an example with all its seeds and turns,"
     return (
-        f"about {plural(most.n_needed, noun)}{aside} would settle {what}; {count(most.n_clusters)} were run"
+        f"{plural(most.n_needed, noun)}{aside} would settle {what} four times in five; "
+        f"{count(most.n_clusters)} were run"
     )

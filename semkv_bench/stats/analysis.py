@@ -178,6 +178,7 @@ def _settings(
             code_bits=info.code_bits,
             packed_bits=info.packed_bits,
             effective_bits=info.effective_bits,
+            cache_bits=info.cache_bits,
             compression=info.compression,
             n=int(paired.evidence[:, i].sum()),
             n_clusters=int(judgement.moments.clusters[i]),
@@ -194,7 +195,8 @@ def _settings(
     )
 
 
-_CHANCES = ("p_equivalence", "p_equivalence_raw", "p_degraded", "p_degraded_raw", "p_difference")
+_CLAIMS = ("p_no_worse", "p_equivalence", "p_degraded")
+_CHANCES = (*_CLAIMS, *(f"{claim}_raw" for claim in _CLAIMS), "p_difference")
 
 
 def _comparison(
@@ -207,7 +209,7 @@ def _comparison(
 ) -> dict:
     """The fields of setting ``i`` that compare it with the reference, null for the reference itself."""
     if i == 0:
-        nothing = ("diff", "p_equivalence", "p_degraded", "detectable", "n_needed")
+        nothing = ("diff", *_CLAIMS, "detectable", "n_needed")
         return dict.fromkeys(nothing) | {"diff_ci": NO_ENDS, "verdict": "reference"}
     worse, better = paired_counts(paired.measures["score"][:, i], paired.references["score"][:, i])
     reference = _average(paired.references["score"][:, i], paired, options)
@@ -221,8 +223,7 @@ def _comparison(
         "p_mcnemar": exact_mcnemar(worse, better),
         "detectable": bool(judgement.detectable[i]),
         "verdict": judgement.verdicts[i],
-        "n_needed": clusters_needed(judgement, i, options, look=look),
-        "n_needed_80": clusters_needed(judgement, i, options, 0.8, look),
+        "n_needed": clusters_needed(judgement, i, options, look),
     }
 
 
@@ -308,6 +309,7 @@ def _operating_point(
         code_bits=info.code_bits,
         packed_bits=info.packed_bits,
         effective_bits=info.effective_bits,
+        cache_bits=info.cache_bits,
         compression=info.compression,
         verdict=judgement.verdicts[paired.column(info.name)],
         confirmation=confirmation,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from semkv_bench.stats.equivalence import over_all_looks, p_within
+from semkv_bench.stats.equivalence import over_all_looks, p_no_better, p_no_worse
 from semkv_bench.stats.guarded import TIE, guarded_interval, moments, p_above, p_below
 from semkv_bench.stats.options import StatsOptions
 from semkv_bench.stats.pairing import PairedScores
@@ -108,7 +108,8 @@ def _contrast(
     back_low, back_high = guarded_interval(back, confidence)
     above = np.maximum(p_above(forth, 0.0), p_below(back, 0.0))
     below = np.maximum(p_below(forth, 0.0), p_above(back, 0.0))
-    within = np.maximum(p_within(forth, options), p_within(back, options))
+    sides = [test(m, options) for test in (p_no_worse, p_no_better) for m in (forth, back)]
+    within = np.max(sides, axis=0)
     out["clusters"][here] = forth.clusters.astype(int)
     out["first"][here] = moments(one, one, tasks, options.average).mean
     out["second"][here] = moments(two, two, tasks, options.average).mean

@@ -1,4 +1,4 @@
-"""Verdicts: two one-sided tests within a margin, a test of a drop beyond it, and the sample size they need."""
+"""Verdicts: is a drop beyond the margin ruled out, is a gain, is a drop shown; and the sample size they need."""
 
 from __future__ import annotations
 
@@ -15,24 +15,29 @@ from semkv_bench.stats.guarded import (
     p_above,
     p_below,
     p_few_losses,
+    p_unseen_gains,
     score_interval,
 )
-from semkv_bench.stats.multiplicity import Shares, adjusted, shares, weight_reached
+from semkv_bench.stats.multiplicity import Shares, adjusted, holm, shares, weight_reached
 from semkv_bench.stats.options import StatsOptions
 from semkv_bench.stats.pairing import PairedScores
 from semkv_bench.stats.spending import Look
 
 __all__ = [
+    "HOLDS",
     "Judgement",
     "clusters_needed",
     "difference_moments",
     "judge",
     "over_all_looks",
-    "p_within",
+    "p_degraded",
+    "p_no_better",
+    "p_no_worse",
     "reference_moments",
 ]
 
-HOLDS = ("equivalent", "floor")
+HOLDS = ("equivalent", "no_worse", "floor")  # verdicts that rule out a drop beyond the margin
+POWER = 0.8  # of a new sample of the size that settles a setting
 _MOST_CLUSTERS = 10_000_000
 _DRAWS = 100
 
@@ -51,6 +56,8 @@ class Judgement:
     family: np.ndarray
     top_down: Shares
     bottom_up: Shares
+    p_no_worse_raw: np.ndarray
+    p_no_worse: np.ndarray
     p_equivalence_raw: np.ndarray
     p_equivalence: np.ndarray
     p_degraded_raw: np.ndarray
@@ -99,23 +106,26 @@ def judge(
     sequential run the p-values other than the raw ones are those over all looks.
     """
     m = difference_moments(paired, options.average)
-    p_eq = p_within(m, options)
-    p_deg = p_below(m, -options.margin)
+    lost, won, deg = (test(m, options) for test in (p_no_worse, p_no_better, p_degraded))
     p_diff = np.minimum(1.0, 2 * over_all_looks(np.minimum(p_below(m, 0.0), p_above(m, 0.0)), look))
     family = np.array([info.kind != "full" for info in paired.settings])
-    eq, deg = over_all_looks(p_eq, look), over_all_looks(p_deg, look)
     tested = [info for info in paired.settings if info.kind != "full"]
     top_down, bottom_up = shares(tested), shares(tested, bottom_up=True)
+    no_worse, no_better, falls = (over_all_looks(p, look) for p in (lost, won, deg))
     if adjust:
-        eq[family], deg[family] = adjusted(eq[family], top_down), adjusted(deg[family], bottom_up)
+        no_worse[family] = adjusted(no_worse[family], top_down)
+        no_better[family] = holm(no_better[family])
+        falls[family] = adjusted(falls[family], bottom_up)
+    equivalent = np.maximum(no_worse, no_better)
     detectable = p_diff < options.alpha
-
+    below = detectable & (m.mean < 0)
     shown = ["reference"]
     for i in range(1, len(paired.settings)):
-        if eq[i] < options.alpha:
-            shown.append("floor" if detectable[i] and m.mean[i] < 0 else "equivalent")
+        if no_worse[i] < options.alpha:
+            inside = equivalent[i] < options.alpha
+            shown.append("floor" if below[i] else "equivalent" if inside else "no_worse")
         else:
-            shown.append("degraded" if deg[i] < options.alpha else "inconclusive")
+            shown.append("degraded" if falls[i] < options.alpha else "inconclusive")
     confidence = options.confidence if look is None else look.confidence(options.confidence)
     low = float(score_interval(reference_moments(paired, options.average), confidence)[0][0])
     works = low > chance
@@ -125,10 +135,12 @@ def judge(
         family=family,
         top_down=top_down,
         bottom_up=bottom_up,
-        p_equivalence_raw=p_eq,
-        p_equivalence=eq,
-        p_degraded_raw=p_deg,
-        p_degraded=deg,
+        p_no_worse_raw=lost,
+        p_no_worse=no_worse,
+        p_equivalence_raw=np.maximum(lost, won),
+        p_equivalence=equivalent,
+        p_degraded_raw=deg,
+        p_degraded=falls,
         p_difference=p_diff,
         detectable=detectable,
         shown=tuple(shown),
@@ -139,13 +151,25 @@ def judge(
     )
 
 
-def p_within(m: Moments, options: StatsOptions) -> np.ndarray:
-    """Two one-sided tests in one p-value: small means the average is shown to lie within the margin.
+def p_no_worse(m: Moments, options: StatsOptions) -> np.ndarray:
+    """One-sided p-value of non-inferiority: small means that a drop beyond the margin is ruled out.
 
     See :func:`semkv_bench.stats.guarded.p_few_losses` for what guards it where few pairs differ.
     """
-    within = np.maximum(p_above(m, -options.margin), p_below(m, options.margin))
-    return np.maximum(within, p_few_losses(m, options.margin))
+    return np.maximum(p_above(m, -options.margin), p_few_losses(m, options.margin))
+
+
+def p_no_better(m: Moments, options: StatsOptions) -> np.ndarray:
+    """One-sided p-value that makes non-inferiority an equivalence: small means that a gain is ruled out, too."""
+    return p_below(m, options.margin)
+
+
+def p_degraded(m: Moments, options: StatsOptions) -> np.ndarray:
+    """One-sided p-value of a drop beyond the margin: small means that it is shown.
+
+    See :func:`semkv_bench.stats.guarded.p_unseen_gains` for what guards it where all pairs lose a little.
+    """
+    return np.maximum(p_below(m, -options.margin), p_unseen_gains(m, options.margin))
 
 
 def over_all_looks(p: np.ndarray, look: Look | None) -> np.ndarray:
@@ -171,32 +195,28 @@ def _allowed(verdict: str, works: bool, controlled: bool) -> str:
 
 
 def clusters_needed(
-    judgement: Judgement,
-    index: int,
-    options: StatsOptions,
-    power: float | None = None,
-    look: Look | None = None,
+    judgement: Judgement, index: int, options: StatsOptions, look: Look | None = None
 ) -> int | None:
-    """Clusters that would settle an inconclusive setting if more of the same kind came in, else None.
+    """Clusters of the same kind that settle an inconclusive setting four times in five, else None.
 
-    The p-value must then pass at the part of alpha that the setting would be tested at, which the other settings,
-    as much larger, may have handed on: without ``power`` if the difference stays what it is, which has about even
-    odds, else with that probability when the difference of a new sample scatters around the present one. In a
-    sequential run it is the test of the last look that is asked to pass.
+    The mean of a new sample scatters around the present one; its p-value (of ``no_worse`` where the present drop is
+    within the margin, else of ``degraded``) must pass with probability ``POWER`` at the part of alpha that the
+    setting would be tested at, which the other settings, as much larger, may have handed on. In a sequential run
+    it is the test of the last look that is asked to pass.
     """
     last = None if look is None else look.last
     if judgement.verdicts[index] != "inconclusive":
         return None
     m = judgement.moments.column(index)
     mean = float(m.mean[0])
-    if mean >= options.margin or math.isclose(mean, -options.margin, abs_tol=1e-12):
+    if math.isclose(mean, -options.margin, abs_tol=1e-12):
         return None
     holds = mean > -options.margin
     of_family = int(judgement.family[:index].sum())
     plan = judgement.top_down if holds else judgement.bottom_up
 
     def p_of(sample: Moments) -> np.ndarray:
-        return over_all_looks(p_within(sample, options) if holds else p_below(sample, -options.margin), last)
+        return over_all_looks((p_no_worse if holds else p_degraded)(sample, options), last)
 
     def level(factor: float) -> float:
         key = (holds, factor)
@@ -205,10 +225,8 @@ def clusters_needed(
         return options.alpha * weight_reached(judgement.grown[key], of_family, plan, options.alpha)
 
     def settled(factor: float) -> bool:
-        more = m.grown(factor)
-        if power is not None:
-            more = more.scattered(_DRAWS)
-        return float((p_of(more) < level(factor)).mean()) >= (power or 1.0)
+        passing = p_of(m.grown(factor).scattered(_DRAWS)) < level(factor)
+        return float(passing.mean()) >= POWER
 
     have = int(m.clusters[0])
     low, high = have, 2 * have

@@ -47,6 +47,7 @@ __all__ = [
     "p_above",
     "p_below",
     "p_few_losses",
+    "p_unseen_gains",
     "score_interval",
     "task_weights",
     "upper_side",
@@ -328,6 +329,23 @@ def p_few_losses(m: Moments, margin: float) -> np.ndarray:
     rate = margin / (size[:, None] * share)
     in_heavy = _p_binomial(total[:, None] * m.heavy_clusters / share, m.heavy_clusters, np.minimum(rate, 1))
     return np.maximum(anywhere, np.where(rate < 1, in_heavy, 0.0).max(axis=1))
+
+
+def p_unseen_gains(m: Moments, margin: float) -> np.ndarray:
+    """Chance that a sample holds none of the gains that would lift its average back to ``-margin``.
+
+    Where all pairs lose a little, a rare answer that turns from bad to perfect makes up for many of them, and most
+    samples hold none. Gains of the whole scale are the fewest that suffice; they too may all lie in the tasks
+    whose clusters weigh most.
+    """
+    short = np.maximum(-margin - m.mean, 0)
+    anywhere = _p_none(short, m.n_eff)
+    share = np.maximum(m.heavy_weight, TIE)
+    return np.maximum(anywhere, _p_none(short[:, None] / share, m.heavy_clusters).max(axis=1))
+
+
+def _p_none(rate: np.ndarray, n: np.ndarray) -> np.ndarray:
+    return np.maximum(1 - rate, 0) ** n
 
 
 def _p_binomial(lost: np.ndarray, n: np.ndarray, rate: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The cheapest setting that is equivalent to the reference, and its confirmation on other examples."""
+"""The cheapest setting that is no worse than the reference, and its confirmation on other examples."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 from scipy import stats
 
-from semkv_bench.stats.equivalence import Judgement, difference_moments, judge, over_all_looks, p_within
+from semkv_bench.stats.equivalence import Judgement, difference_moments, judge, over_all_looks, p_no_worse
 from semkv_bench.stats.guarded import guarded_interval
 from semkv_bench.stats.multiplicity import shares
 from semkv_bench.stats.options import StatsOptions
@@ -20,10 +20,11 @@ from semkv_bench.stats.spending import Look
 __all__ = ["choose", "clusters_needed_at_best", "clusters_to_confirm", "confirm"]
 
 _ELIGIBLE = ("uniform", "mixed")
+_SAFE = ("equivalent", "no_worse")  # hold, and no loss is detectable
 
 
 def choose(paired: PairedScores, judgement: Judgement) -> SettingInfo | None:
-    """Fewest effective bits among the ``equivalent`` uniform and mixed settings, or None.
+    """Fewest effective bits among the uniform and mixed settings that are ``equivalent`` or ``no_worse``, or None.
 
     Where one of them has no effective bits recorded, all are compared by code bits. Ties go to fewer code
     bits, then to the higher average, then by name.
@@ -31,7 +32,7 @@ def choose(paired: PairedScores, judgement: Judgement) -> SettingInfo | None:
     able = [
         (info, float(judgement.moments.mean[i]))
         for i, (info, verdict) in enumerate(zip(paired.settings, judgement.verdicts, strict=True))
-        if verdict == "equivalent" and info.kind in _ELIGIBLE
+        if verdict in _SAFE and info.kind in _ELIGIBLE
     ]
     if not able:
         return None
@@ -97,7 +98,7 @@ def confirm(
     if np.isnan(rest.differences[:, column]).all():
         return None, f"{chosen.name} has no examples in the half used for testing"
     m = difference_moments(rest, options.average, column)
-    p = float(over_all_looks(p_within(m, options), look)[0])
+    p = float(over_all_looks(p_no_worse(m, options), look)[0])
     low, high = guarded_interval(
         m, options.confidence if look is None else look.confidence(options.confidence)
     )
@@ -107,7 +108,7 @@ def confirm(
         clusters_to_test=int(m.clusters[0]),
         diff=float(m.mean[0]),
         diff_ci=(float(low[0]), float(high[0])),
-        p_equivalence=p,
+        p_no_worse=p,
         confirmed=p < options.alpha,
     )
     return result, None

@@ -27,7 +27,7 @@ _MEASURES = ("score", "runaway", "kl", "top1_agreement")
 
 @dataclass(frozen=True)
 class SettingInfo:
-    """What is known of a setting beside its scores; bits per value.
+    """What is known of a setting beside its scores; bits per value, ``cache_bits`` a mean over its records.
 
     ``family`` is the quantizer without its options, ``levels`` those of a uniform setting (None where keys and values
     differ), ``high``, ``low`` and ``fraction`` those of a mix, ``keep`` the share that a deletion keeps, ``metric``
@@ -49,6 +49,7 @@ class SettingInfo:
     metric: str | None = None
     scope: str | None = None
     options: str | None = None
+    cache_bits: float | None = None
 
     @property
     def compression(self) -> float | None:
@@ -218,6 +219,9 @@ def _row_words(row: Iterable) -> str:
 def _settings(frame: pd.DataFrame) -> list[SettingInfo]:
     """The reference first, then from many code bits to few."""
     first = frame.drop_duplicates("setting")
+    cache = {}
+    if "cache_bits" in frame:
+        cache = pd.to_numeric(frame["cache_bits"], errors="coerce").groupby(frame["setting"]).mean()
 
     def bits(value: float) -> float | None:
         return None if pd.isna(value) else float(value)
@@ -231,6 +235,7 @@ def _settings(frame: pd.DataFrame) -> list[SettingInfo]:
             packed_bits=bits(row["packed_bits"]),
             effective_bits=bits(row["effective_bits"]),
             **{name: row[name] for name in DESCRIBED},
+            cache_bits=bits(cache.get(row["setting"])),
         )
         for _, row in first.iterrows()
     ]

@@ -8,17 +8,15 @@ from dataclasses import replace
 import numpy as np
 from scipy import stats
 
-from semkv_bench.stats.equivalence import Judgement
+from semkv_bench.stats.equivalence import HOLDS, POWER, Judgement
 from semkv_bench.stats.guarded import Moments, moments, upper_side
 from semkv_bench.stats.options import StatsOptions
 from semkv_bench.stats.pairing import PairedScores, SettingInfo
 from semkv_bench.stats.result import Cliff
 from semkv_bench.stats.spending import Look
 
-__all__ = ["POWER", "detectable_drops", "residuals", "seen_drops"]
+__all__ = ["detectable_drops", "residuals", "seen_drops"]
 
-POWER = 0.8
-HOLDING = ("equivalent", "floor")
 _STEPS = 1000
 _SAME_BITS = 1e-9
 
@@ -103,6 +101,6 @@ def residuals(
             edge = cliff and cliff.upper_bits
             above = edge is not None and info.code_bits is not None and info.code_bits >= edge - _SAME_BITS
         else:
-            above = info.kind != "full" and verdicts[i] in HOLDING
+            above = info.kind != "full" and verdicts[i] in HOLDS
         found.append(("floor" if below[i] else "not detected") if above else None)
     return found

@@ -71,7 +71,7 @@ class SettingResult:
     """One setting beside the reference; the comparing fields are null for the reference itself.
 
     Bits are per value, ``cache_bits`` over all that the cache stored. Differences are setting less reference on the
-    0 to 1 scale; ``n_needed`` are clusters that would settle it at even odds, ``n_needed_80`` four times in five.
+    0 to 1 scale; ``n_needed`` are the clusters that would settle it four times in five.
     """
 
     setting: str
@@ -99,6 +99,7 @@ class SettingResult:
     p_equivalence: float | None
     p_equivalence_raw: float | None = None
     p_no_worse: float | None = None
+    p_no_worse_raw: float | None = None
     p_degraded: float | None
     p_degraded_raw: float | None = None
     p_difference: float | None = None
@@ -108,7 +109,6 @@ class SettingResult:
     detectable: bool | None
     verdict: str
     n_needed: int | None
-    n_needed_80: int | None = None
     runaway_rate: float | None
     runaway_p: float | None
     kl: float | None
@@ -161,7 +161,7 @@ class Confirmation:
     clusters_to_test: int
     diff: float
     diff_ci: Ends
-    p_equivalence: float
+    p_no_worse: float | None = None
     confirmed: bool
 
 

@@ -110,7 +110,7 @@ def _verdict(kind, diff, diff_ci, margin) -> str:
 
 
 def make_report(frame: pd.DataFrame, margin=0.1) -> dict:
-    """A schema-1 report of ``frame`` with verdicts from normal intervals."""
+    """A schema-2 report of ``frame`` with verdicts from normal intervals."""
     wide = frame.pivot(index=["task", "example_id"], columns="setting", values="score")
     settings = []
     for name, part in frame.groupby("setting", sort=False):
@@ -127,6 +127,7 @@ def make_report(frame: pd.DataFrame, margin=0.1) -> dict:
                 "code_bits": None if pd.isna(first["code_bits"]) else float(first["code_bits"]),
                 "packed_bits": None if pd.isna(first["packed_bits"]) else float(first["packed_bits"]),
                 "effective_bits": effective,
+                "cache_bits": None,
                 "compression": 16 / effective,
                 "n": len(part),
                 "n_clusters": len(part),
@@ -137,6 +138,7 @@ def make_report(frame: pd.DataFrame, margin=0.1) -> dict:
                 "p_equivalence": None
                 if full
                 else {"equivalent": 0.0004, "degraded": 1.0}.get(verdict, 0.2173),
+                "p_no_worse": None if full else {"equivalent": 0.0002, "degraded": 1.0}.get(verdict, 0.2173),
                 "p_degraded": None if full else {"degraded": 0.00002}.get(verdict, 0.6),
                 "detectable": None if full else diff_ci[1] < 0,
                 "verdict": verdict,
@@ -148,7 +150,7 @@ def make_report(frame: pd.DataFrame, margin=0.1) -> dict:
             }
         )
     return {
-        "schema": 1,
+        "schema": 2,
         "model": "SmolLM2-135M-Instruct",
         "quantizer": "affine",
         "protocol": "prefill",

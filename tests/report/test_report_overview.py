@@ -132,7 +132,9 @@ def test_what_cannot_be_is_one_line(folders, capsys, arguments, code, words):
     assert words in error and error.count("\n") == 1
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"schema": 2}', '{"schema": 1}'])
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '{"schema": 2}', '{"schema": 1}', '{"schema": 1, "settings": []}']
+)
 def test_a_damaged_report_is_named(folders, capsys, content):
     (folders / "one" / "report.json").write_text(content)
     assert main(["cliff-report", "runs=[one,two]"]) == 2

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from semkv_bench.stats import StatsOptions
-from semkv_bench.stats.equivalence import p_within
+from semkv_bench.stats.equivalence import p_no_worse
 from semkv_bench.stats.guarded import (
     SKEW_CAP,
     guarded_interval,
@@ -158,7 +158,7 @@ def test_coverage(shape, clusters):
     if (np.abs(difference) > 0).sum(axis=0).mean() >= 20:
         assert coverage < 0.985
     if shape != "small noise":
-        wrong = (p_within(m, StatsOptions(margin=-TRUE[shape])) < 0.05).mean()
+        wrong = (p_no_worse(m, StatsOptions(margin=-TRUE[shape])) < 0.05).mean()
         assert wrong < 0.065  # a step of the discrete count, and four standard errors of the simulation
 
 
@@ -169,7 +169,7 @@ def test_no_level_is_too_small_for_whole_losses(margin, clusters):
     lost = np.arange(clusters + 1)
     d = -(np.arange(clusters)[:, None] < lost).astype(float)
     m = moments(d, np.ones_like(d), np.zeros(clusters, dtype=int), "macro")
-    p = p_within(m, StatsOptions(margin=margin))
+    p = p_no_worse(m, StatsOptions(margin=margin))
     chance = stats.binom.pmf(lost, clusters, margin)
     for level in (0.05, 0.05 / 4, 0.05 / 12, 0.05 / 50, 1e-4):
         assert chance @ (p < level) <= level * (1 + 1e-9)
@@ -199,7 +199,7 @@ def test_nothing_is_equivalent_too_often_where_the_smallest_task_loses(sizes):
     lost = (tasks == 0)[:, None] & (rng.random((len(tasks), 4000)) < 0.03 * len(sizes))
     m = moments(-lost.astype(float), np.ones(lost.shape), tasks, "macro")
     # three standard errors of the simulation are 0.01
-    assert (p_within(m, StatsOptions(margin=0.03)) < 0.05).mean() <= 0.06
+    assert (p_no_worse(m, StatsOptions(margin=0.03)) < 0.05).mean() <= 0.06
     low, _ = guarded_interval(m, 0.95)
     assert (low > -0.03).mean() <= 0.06  # the steps of a small task, as for ties
 
@@ -212,7 +212,7 @@ def test_few_large_scores_among_many_small_ones_are_what_is_at_stake():
     lost = high & (rng.random(high.shape) < 0.3)
     d = np.where(high, -lost.astype(float), 0.01 * rng.standard_normal(high.shape))
     m = moments(d, full, np.zeros(60, dtype=int), "macro")
-    assert (p_within(m, StatsOptions(margin=0.03)) < 0.05).mean() <= 0.06
+    assert (p_no_worse(m, StatsOptions(margin=0.03)) < 0.05).mean() <= 0.06
     assert m.stake[0] == pytest.approx((full[:, 0] ** 3).sum() / (full[:, 0] ** 2).sum())
 
 
