@@ -179,8 +179,8 @@ def test_limits_of_many_open_settings_take_the_largest_sample(report):
     report["preregistered"] = False
     assert limits(report) == (
         "It cannot say whether affine-L16, affine-L8 and 10 more settings hold (1,012 examples would "
-        "settle all of them four times in five; 60 were run); the margin of 0.1 is not known to have been fixed before the "
-        "records were made, so its verdicts are exploratory."
+        "settle all of them four times in five; 60 were run); the margin of 0.1 is not known to have been fixed "
+        "before the records were made, so its verdicts are exploratory."
     )
 
 
