@@ -15,7 +15,7 @@ from semkv_bench.importance.controls import ControlMetric
 from semkv_bench.importance.tail import Fed, TailNotes
 from semkv_bench.protocols.rule import Blocks, coder_seed, ranking
 from semkv_bench.quantizers import Coder, NonFiniteError
-from semkv_bench.settings.allocation import Allocation, top_tokens
+from semkv_bench.settings.allocation import GONE, Allocation
 from semkv_bench.settings.setting import Coded, Setting
 
 __all__ = ["RowCoding"]
@@ -50,28 +50,25 @@ class RowCoding:
         """Give every row the prompt's cache as its setting would return it.
 
         room: tokens that will follow; scores: a metric's scores of the prompt's tokens by its label.
-        All settings must keep the same number of tokens.
         """
         length = prompt.get_seq_length()
-        prune = self.settings[0].prune if self.rule.codes_prompt else None
-        kept = length if prune is None else prune.kept(length)
-        self.rows.reserve(len(self.settings), kept + room)
+        self.rows.reserve(len(self.settings), length + room)
         self.rows.take_states(prompt)
         for index, target in self.rows.attending.items():
             stored = prompt.attending[index].stored()
-            views = target.take(kept, like=stored)
+            views = target.take(length, like=stored)
             ranked = partial(ranking, place=self.places.get(index, 0), scores=scores)
             for side, (states, view) in enumerate(zip(stored, views, strict=True)):
-                if prune is not None:
-                    _keep_side(states[0], view, self.settings, ranked)
-                    continue
                 coded = [self._side(setting, index, side) for setting in self.settings]
                 if not self.rule.codes_prompt:
                     coded = [None] * len(coded)
                 with _named(index, side):
                     _fill_side(states[0], view, coded, ranked, coder_seed(self._seed, index, side))
+            if self.rule.codes_prompt:
+                for row in range(len(self.settings)):
+                    self._delete(target, row, slice(0, length), ranked)
         for row in self.rows.rows:
-            row.settled, row.skipped = kept, length - kept
+            row.settled = length
             row.pieces = (length,) if self.rule.codes_prompt else ()
 
     @property
@@ -90,7 +87,7 @@ class RowCoding:
         for number, (row, length, ids) in enumerate(
             zip(self.rows.rows, self.rows.lengths, tokens, strict=True)
         ):
-            call.append(Fed(row.index, length + row.skipped, length, self.rows.opened(number), ids))
+            call.append(Fed(row.index, length, self.rows.opened(number), ids))
         self.notes.begin(call)
 
     def mark(self, lengths: Sequence[int] | None = None) -> Callable[[], None]:
@@ -111,7 +108,8 @@ class RowCoding:
         setting, opened = self._setting(number), self.rows.opened(number)
         lasting, waiting = (0, opened) if self.rule.codes_tail else (opened, 0)
         if setting.prune is not None:
-            held = Tokens(kept=row.settled + lasting, open=waiting, deleted=row.skipped)
+            deleted = self.rows.count_deleted(number)
+            held = Tokens(kept=row.settled - deleted + lasting, open=waiting, deleted=deleted)
         else:
             held = Tokens.of(row.pieces, kept=row.settled - row.coded + lasting, open=waiting)
         return tuple(held if setting.codes(side) else Tokens(kept=length) for side in SIDES)
@@ -146,23 +144,26 @@ class RowCoding:
             for row, size in sizes.items()
         }
         scores = {row: self._scores(row, here) for row, here in spans.items()}
-        kept = dict(sizes)
         for index, layer in self.rows.attending.items():
             for side in range(2):
                 with _named(index, side):
                     self._code_side(index, layer, side, spans, scores)
             for row, here in spans.items():
-                prune = self._setting(row).prune
-                if prune is not None:
-                    ranks = ranking(prune, self.places.get(index, 0), scores[row])
-                    mask = top_tokens(ranks, prune.keep)
-                    kept[row] = int(mask.sum())
-                    layer.keep(row, here.start, here.stop, mask.to(layer.device))
+                ranked = partial(ranking, place=self.places.get(index, 0), scores=scores[row])
+                self._delete(layer, row, here, ranked)
         for row, size in sizes.items():
             book = self.rows.rows[row]
-            book.settled += kept[row]
-            book.skipped += size - kept[row]
+            book.settled += size
             book.pieces += (size,)
+
+    def _delete(
+        self, layer: RowLayer, row: int, here: slice, ranked: Callable[[Allocation], Tensor | None]
+    ) -> None:
+        """Delete of the tokens ``here`` what the row's setting does not keep."""
+        prune = self._setting(row).prune
+        if prune is not None:
+            levels = prune.levels(here.stop - here.start, ranked(prune))
+            layer.delete(row, here, levels == GONE)
 
     def _code_side(
         self,
@@ -211,7 +212,7 @@ class RowCoding:
         if isinstance(scored, CacheMetric):
             layers = [self.rows.layers[index] for index in self.places]
             return torch.stack([scored.score(*layer.part(row, here)).cpu() for layer in layers])
-        first = here.start + self.rows.rows[row].skipped
+        first = here.start
         if isinstance(scored, ControlMetric):
             # Chance is drawn anew for every prompt and block, and is the same for all settings.
             ids = [*self._prompt_ids, first, *range(count)]
@@ -266,12 +267,3 @@ def _fill_side(
         widest = max(len(row) for row in levels)
         stacked = torch.stack([row.expand(widest) for row in levels]).to(states.device)
         quantizer.coder(states.shape[2], seed, states.device).quantize_dequantize(states, stacked, out=target)
-
-
-def _keep_side(
-    states: Tensor, view: Tensor, settings: Sequence[Setting], ranked: Callable[[Allocation], Tensor | None]
-) -> None:
-    """The kept tokens of states [heads, tokens, head_dim], in their order, into view [rows, heads, kept, head_dim]."""
-    for row, setting in zip(view, settings, strict=True):
-        kept = top_tokens(ranked(setting.prune), setting.prune.keep)
-        row.copy_(states[:, kept.to(states.device)])

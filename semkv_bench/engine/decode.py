@@ -1,11 +1,13 @@
 """One batch: rows filled from a prefilled prompt, questions asked, answers decoded together."""
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from semkv_bench.engine.attention import row_attention
 from semkv_bench.engine.coding import RowCoding
 from semkv_bench.engine.feed import feed, feed_singly
 from semkv_bench.engine.forced import Comparison, Said, forced_limit, verified
@@ -64,7 +66,7 @@ def fill(
 ) -> RowCoding:
     """Give every setting a row that holds the prompt's cache as that setting would return it.
 
-    room: tokens that will follow. All settings must keep the same number of tokens.
+    room: tokens that will follow.
     """
     coding = RowCoding(rows, settings, rule, loaded.shape.quantized_layers, prefilled.ids, seed)
     coding.fill(prefilled.cache, room, prefilled.scores.__getitem__)
@@ -89,13 +91,15 @@ def decode(
     room = row_room(request.turns, how)
     coding = fill(loaded, prefilled, settings, rows, room, request.seed, how.rule)
     batch = _Batch(loaded, coding, request, how, references)
-    if noted := coding.noted:
-        length = len(prefilled.ids)
-        notes = TailNotes(loaded, noted, len(settings), length + room, length - 1, prefilled.hidden)
-        coding.notes = notes
-        with notes.watching():
-            return _take_turns(batch, settings)
-    return _take_turns(batch, settings)
+    with ExitStack() as stack:
+        stack.enter_context(row_attention(loaded, rows))
+        if noted := coding.noted:
+            length = len(prefilled.ids)
+            coding.notes = TailNotes(
+                loaded, noted, len(settings), length + room, length - 1, prefilled.hidden
+            )
+            stack.enter_context(coding.notes.watching())
+        return _take_turns(batch, settings)
 
 
 @dataclass(frozen=True)
@@ -155,7 +159,7 @@ def _ask(
     forced = list(turn.reference_ids[: batch.how.forced_limit])
     ends = [length + len(ids) for length, ids in zip(rows.lengths, questions, strict=True)]
     for row, end in zip(rows.rows, ends, strict=True):
-        outcomes[row.index].context, row.reads = end + row.skipped, 0
+        outcomes[row.index].context, row.reads = end, 0
     along = _along(coding, questions, len(forced))
     shortest = min(map(len, questions))
     widest = max(map(len, questions)) + along
@@ -226,7 +230,7 @@ def _note(batch: _Batch, outcome: Outcome, number: int) -> None:
     row = batch.rows.rows[number]
     outcome.reads = row.reads
     coded = 0 if outcome.setting.kind == "full" else row.coded
-    outcome.coded_share = coded / (batch.rows.lengths[number] + row.skipped)
+    outcome.coded_share = coded / batch.rows.lengths[number]
     outcome.stored = Stored.of(batch.loaded.shape.cache, *batch.coding.stored(number))
 
 

@@ -83,16 +83,7 @@ class Engine:
                 references.clear()
             return self._decode(prefilled, request, how, references, group)
 
-        # Settings that keep as many tokens have rows of one length.
-        alike: dict[float | None, list[int]] = {}
-        for number, setting in enumerate(settings):
-            alike.setdefault(setting.prune and setting.prune.keep, []).append(number)
-        outcomes: dict[int, list[Outcome]] = {}
-        for numbers in alike.values():
-            fit = self._rows_that_fit(request, how)
-            done = in_batches([settings[n] for n in numbers], fit, run, self._forget_rows)
-            outcomes.update(zip(numbers, done, strict=True))
-        by_setting = [outcomes[number] for number in range(len(settings))]
+        by_setting = in_batches(settings, self._rows_that_fit(request, how), run, self._forget_rows)
         return Answered([list(turn) for turn in zip(*by_setting, strict=True)], prefilled, references)
 
     def answer_alone(

@@ -63,15 +63,8 @@ def feed_singly(
 def _places(loaded: LoadedModel, rows: RowCache, new: int) -> dict[str, Any]:
     """Positions and mask of ``new`` tokens a row, where they are not what transformers would think."""
     starts = rows.lengths
-    even = min(starts) == max(starts)
-    if even and not any(row.skipped for row in rows.rows):
+    if min(starts) == max(starts):
         return {}
-    steps = torch.arange(new, device=loaded.device)
-    first = torch.tensor(starts, device=loaded.device)[:, None]
-    skipped = torch.tensor([row.skipped for row in rows.rows], device=loaded.device)[:, None]
-    where: dict[str, Any] = {"position_ids": first + skipped + steps}
-    if not even:
-        where["attention_mask"] = row_mask(
-            loaded.model.config, first + steps, max(starts) + new, loaded.dtype
-        )
-    return where
+    places = torch.tensor(starts, device=loaded.device)[:, None] + torch.arange(new, device=loaded.device)
+    mask = row_mask(loaded.model.config, places, max(starts) + new)
+    return {"position_ids": places, "attention_mask": mask}

@@ -13,16 +13,19 @@ from semkv_bench.engine.states import NoLayer, State, StateRows
 from semkv_bench.errors import UsageError
 from semkv_bench.models.layers import CacheLayer, cache_layers
 
+# Buffers grow in steps of so many tokens, so that prompts of about one length share them.
+_STEP = 256
+
 __all__ = ["Mark", "Row", "RowCache", "RowLayer", "row_mask"]
 
 
 def row_mask(
-    config: PreTrainedConfig, places: torch.Tensor, keys: int, dtype: torch.dtype
+    config: PreTrainedConfig, places: torch.Tensor, keys: int
 ) -> torch.Tensor | dict[str, torch.Tensor | None]:
-    """Additive attention mask [rows, 1, new, keys] for queries at ``places`` [rows, new] of rows of their own length.
+    """What queries at ``places`` [rows, new] of rows of their own length see, bool [rows, 1, new, keys].
 
-    A query sees the keys up to its own place, and of these what the kind of attention lets it; where a model
-    has layers of several kinds, a mask for each.
+    The keys up to a query's own place, and of these what the kind of attention lets it; where a model has layers
+    of several kinds, a mask for each.
     """
     layers = {layer.kind: layer for layer in cache_layers(config)}
     key, query = torch.arange(keys, device=places.device), places[:, None, :, None]
@@ -37,8 +40,7 @@ def row_mask(
             seen &= key // layer.window == query // layer.window
         elif layer.window is not None:
             seen &= key > query - layer.window
-        masks[kind] = torch.zeros(seen.shape, dtype=dtype, device=places.device)
-        masks[kind].masked_fill_(~seen, torch.finfo(dtype).min)
+        masks[kind] = seen
     return masks if len(masks) > 1 else masks[next(iter(masks))]
 
 
@@ -47,14 +49,13 @@ class Row:
     """What is known of one row besides its keys and values.
 
     index: which setting it belongs to; settled: tokens before the open stretch, coded or never to be coded;
-    pieces: sizes of the stretches that were stored together as the setting says; skipped: tokens deleted, so that
-    positions run ahead of places; reads: how often, summed over layers, attention was handed coded tokens.
+    pieces: sizes of the stretches that were stored together as the setting says; reads: how often, summed over
+    layers, attention was handed coded tokens.
     """
 
     index: int
     settled: int = 0
     pieces: tuple[int, ...] = ()
-    skipped: int = 0
     reads: int = 0
 
     @property
@@ -79,7 +80,7 @@ class RowLayer(CacheLayerMixin):
     Every row has its own length; new tokens go behind a row's last one. Where lengths differ, what
     attention is given ends with the longest row, and a mask must hide the places behind the others.
     Sliding layers store every token too and leave the window to the attention mask; their values are
-    the same and no token is ever moved.
+    the same and no token is ever moved. A deleted token stays at its place, unseen.
     """
 
     is_croppable = True
@@ -91,6 +92,7 @@ class RowLayer(CacheLayerMixin):
         self.rows = 0
         self.capacity = 0
         self.book: list[Row] = []
+        self._unseen: torch.Tensor | None = None  # bool [rows, heads, capacity]
 
     @property
     def length(self) -> int:
@@ -109,6 +111,7 @@ class RowLayer(CacheLayerMixin):
         """
         self.rows, self.lengths, self.book = rows, [0] * rows, book
         self.capacity = capacity
+        self._unseen = None
         if self.is_initialized and (self.keys.shape[0] < rows or self.keys.shape[2] < capacity):
             self.keys = self.values = None
             self.is_initialized = False
@@ -118,7 +121,7 @@ class RowLayer(CacheLayerMixin):
         self.dtype, self.device = key_states.dtype, key_states.device
         # Zeros: masked places are multiplied by zero weights, which NaN would survive.
         self.keys, self.values = (
-            states.new_zeros(self.rows, states.shape[1], self.capacity, states.shape[3])
+            states.new_zeros(self.rows, states.shape[1], -(-self.capacity // _STEP) * _STEP, states.shape[3])
             for states in (key_states, value_states)
         )
         self.is_initialized = True
@@ -150,12 +153,15 @@ class RowLayer(CacheLayerMixin):
         new, length = key_states.shape[2], self.length
         if length + new > self.capacity:
             raise ValueError(f"the row cache holds {self.capacity} tokens; {length + new} were given")
-        for buffer, states in ((self.keys, key_states), (self.values, value_states)):
-            if self.even:
+        if self.even:
+            for buffer, states in ((self.keys, key_states), (self.values, value_states)):
                 buffer[: self.rows, :, length : length + new].copy_(states)
-            else:
-                for row, start in enumerate(self.lengths[: self.rows]):
-                    buffer[row, :, start : start + new].copy_(states[row])
+        else:
+            rows = torch.arange(self.rows, device=self.device)[:, None]
+            places = torch.tensor(self.lengths[: self.rows], device=self.device)[:, None]
+            places = places + torch.arange(new, device=self.device)
+            for buffer, states in ((self.keys, key_states), (self.values, value_states)):
+                buffer[rows, :, places] = states.transpose(1, 2)
         for row in range(self.rows):
             self.lengths[row] += new
         if not self.is_sliding:
@@ -171,22 +177,32 @@ class RowLayer(CacheLayerMixin):
         """Forget the newest tokens; transformers gives their number with a minus sign."""
         self.rewind([length - abs(tokens_to_remove) for length in self.lengths[: self.rows]])
 
-    def keep(self, row: int, start: int, end: int, kept: torch.Tensor) -> None:
-        """Delete all tokens of ``row`` between ``start`` and ``end`` but the ``kept`` ones, a mask of them."""
-        count, length = int(kept.sum()), self.lengths[row]
-        for buffer in (self.keys, self.values):
-            stay = buffer[row, :, start:end][:, kept]
-            buffer[row, :, start : start + count] = stay
-            buffer[row, :, start + count : length - (end - start - count)] = buffer[
-                row, :, end:length
-            ].clone()
-        self.lengths[row] = length - (end - start - count)
+    def delete(self, row: int, here: slice, deleted: torch.Tensor) -> None:
+        """Let attention see no more of the tokens ``here`` of a row that are ``deleted``, bool [heads or 1, tokens]."""
+        if self._unseen is None:
+            self._unseen = torch.zeros(self.keys.shape[:3], dtype=torch.bool, device=self.keys.device)
+        self._unseen[row, :, here] = deleted.to(self._unseen.device)
+
+    def restore(self, row: int, start: int) -> None:
+        """Undo what was deleted of a row from place ``start`` on."""
+        if self._unseen is not None:
+            self._unseen[row, :, start:] = False
+
+    def deleted(self) -> torch.Tensor | None:
+        """What attention must not see of the rows in use, bool [rows, heads, length of the longest]; None: nothing."""
+        return None if self._unseen is None else self._unseen[: self.rows, :, : self.length]
+
+    def count_deleted(self, row: int) -> float:
+        """Tokens of a row that were deleted, as a mean over heads."""
+        return 0.0 if self._unseen is None else self._unseen[row].sum().item() / self._unseen.shape[1]
 
     def move_row(self, source: int, target: int) -> None:
         """Overwrite row ``target`` with row ``source``."""
         length = self.lengths[source]
         for buffer in (self.keys, self.values):
             buffer[target, :, :length].copy_(buffer[source, :, :length])
+        if self._unseen is not None:
+            self._unseen[target].copy_(self._unseen[source])
         self.lengths[target] = length
 
     def swap_rows(self, one: int, other: int) -> None:
@@ -196,6 +212,8 @@ class RowLayer(CacheLayerMixin):
             aside = buffer[one, :, :length].clone()
             buffer[one, :, :length].copy_(buffer[other, :, :length])
             buffer[other, :, :length].copy_(aside)
+        if self._unseen is not None:
+            self._unseen[[one, other]] = self._unseen[[other, one]]
         self.lengths[one], self.lengths[other] = self.lengths[other], self.lengths[one]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -266,6 +284,11 @@ class RowCache(Cache):
         """Tokens of a row that may still become coded."""
         return self._first.lengths[row] - self.book[row].settled
 
+    def count_deleted(self, row: int) -> float:
+        """Tokens of a row that were deleted, as a mean over layers and heads."""
+        counts = [layer.count_deleted(row) for layer in self.attending.values()]
+        return sum(counts) / len(counts)
+
     def reserve(self, rows: int, capacity: int) -> None:
         """Start anew with ``rows`` rows of up to ``capacity`` tokens each."""
         self.book = [Row(index) for index in range(rows)]
@@ -322,6 +345,7 @@ class RowCache(Cache):
             here = slice(mark.book.settled, mark.length)
             for layer, opened in zip(self.attending.values(), mark.opened, strict=True):
                 layer.lengths[number] = mark.length
+                layer.restore(number, mark.book.settled)
                 for side, before in zip(layer.part(number, here), opened, strict=True):
                     side.copy_(before)
             for layer, state in zip(self.recurrent.values(), mark.states, strict=True):

@@ -34,7 +34,12 @@ class TransformersBackend(EngineOptions, Backend):
             setting.check_in(shape.cache)
         if not shape.quantized_layers:
             raise UsageError(f"{source.name} has no full-attention layer to quantize")
-        if len(shape.quantized_layers) < shape.layers and any(setting.prune for setting in settings):
+        pruned = any(setting.prune for setting in settings)
+        if pruned and source.attention not in ("sdpa", "eager"):
+            raise UsageError(
+                f"pruning hides tokens by a mask, which model.attention={source.attention} does not take; use sdpa"
+            )
+        if len(shape.quantized_layers) < shape.layers and pruned:
             raise UsageError(
                 f"{source.name} has sliding-window layers; pruning needs full attention in all of them"
             )

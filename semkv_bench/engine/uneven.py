@@ -2,6 +2,7 @@
 
 import torch
 
+from semkv_bench.engine.attention import hides_places, row_attention
 from semkv_bench.engine.rows import RowCache, row_mask
 from semkv_bench.models.load import LoadedModel
 
@@ -18,7 +19,7 @@ def takes_uneven_rows(loaded: LoadedModel) -> bool:
     False for recurrent states, for positions that are added as biases to attention, and for kinds of attention that
     take no mask.
     """
-    if loaded.model.config._attn_implementation not in ("sdpa", "eager"):
+    if not hides_places(loaded):
         return False
     cache = RowCache(loaded.model.config)
     if cache.recurrent:
@@ -28,10 +29,11 @@ def takes_uneven_rows(loaded: LoadedModel) -> bool:
     cache.reserve(2, len(_IDS))
     places = torch.tensor([[3], [2]], device=loaded.device)
     try:
-        _hidden(loaded, [[first, second, third]] * 2, cache)
-        cache.rewind([3, 2])
-        mask = row_mask(loaded.model.config, places, len(_IDS), loaded.dtype)
-        together = _hidden(loaded, [[last]] * 2, cache, position_ids=places, attention_mask=mask)
+        with row_attention(loaded, cache):
+            _hidden(loaded, [[first, second, third]] * 2, cache)
+            cache.rewind([3, 2])
+            mask = row_mask(loaded.model.config, places, len(_IDS))
+            together = _hidden(loaded, [[last]] * 2, cache, position_ids=places, attention_mask=mask)
     except (TypeError, ValueError, RuntimeError, IndexError, AttributeError):
         return False
     pairs = zip(together, alone, strict=True)

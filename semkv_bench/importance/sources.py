@@ -7,6 +7,7 @@ exception, the model is as it was before.
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -18,10 +19,13 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterf
 from semkv_bench.errors import UsageError
 from semkv_bench.models.load import LoadedModel
 
-__all__ = ["AttentionCall", "watch_attention", "watch_layers", "watch_output"]
+__all__ = ["DELETED", "AttentionCall", "watch_attention", "watch_layers", "watch_output"]
 
 _OBSERVED = "+importance"
 _UNMODELLED = ("position_bias", "s_aux")  # arguments that change the weights in ways not followed here
+
+DELETED: ContextVar[Callable[[int], Tensor | None]] = ContextVar("DELETED", default=lambda layer: None)
+"""Gives the places of a layer's cache that attention must not see: bool [rows, kv_heads, places], None for none."""
 
 _hears: WeakKeyDictionary[nn.Module, Callable[[int, "AttentionCall"], None]] = WeakKeyDictionary()
 
@@ -31,7 +35,8 @@ class AttentionCall:
     """One layer's attention over one forward call, after rotary embedding and cache.
 
     queries [heads, new, head_dim]; keys and values [kv_heads, stored, head_dim], the new tokens last.
-    unmodelled: arguments of the call that change attention weights beyond scaling and soft-capping.
+    unmodelled: arguments of the call that change attention weights beyond scaling and soft-capping. deleted: stored
+    tokens that the queries do not see, bool [kv_heads, stored]; None for none.
     """
 
     queries: Tensor
@@ -40,6 +45,7 @@ class AttentionCall:
     scaling: float
     softcap: float | None
     unmodelled: tuple[str, ...]
+    deleted: Tensor | None = None
 
 
 @contextmanager
@@ -100,7 +106,7 @@ def watch_attention(
     """
     decoder = loaded.decoder
     original = decoder.config._attn_implementation
-    if original not in ("sdpa", "eager"):
+    if original.partition("+")[0] not in ("sdpa", "eager"):
         raise UsageError(
             f"importance metrics of keys, values and attention need model.attention=sdpa or eager, not {original}"
         )
@@ -124,6 +130,8 @@ def watch_attention(
 def _first_row(hear: Callable[[int, AttentionCall], None]) -> Callable[[int, AttentionCall], None]:
     def heard(layer: int, call: AttentionCall) -> None:
         first = {name: getattr(call, name)[0] for name in ("queries", "keys", "values")}
+        if call.deleted is not None:
+            first["deleted"] = call.deleted[0]
         hear(layer, replace(call, **first))
 
     return heard
@@ -157,6 +165,7 @@ def _reporting(original: str) -> Callable[..., Any]:
                 scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
                 softcap=kwargs.get("softcap"),
                 unmodelled=tuple(name for name in _UNMODELLED if kwargs.get(name) is not None),
+                deleted=DELETED.get()(module.layer_idx),
             )
             hear(module.layer_idx, call)
         return output

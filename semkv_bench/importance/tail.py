@@ -42,13 +42,11 @@ def check_tail(label: str, block: int) -> None:
 class Fed:
     """What one row is fed by a call.
 
-    index: the row's name; position: of the first token; place: where it is in the row's cache;
-    opened: open tokens before it; ids: the tokens.
+    index: the row's name; position: of the first token; opened: open tokens before it; ids: the tokens.
     """
 
     index: int
     position: int
-    place: int
     opened: int
     ids: Sequence[int]
 
@@ -167,14 +165,17 @@ def _received(call: AttentionCall, number: int, row: Fed) -> Tensor:
 
     Summed over queries, averaged over heads.
     """
-    count, end = len(row.ids), row.place + len(row.ids)
+    count, end = len(row.ids), row.position + len(row.ids)
     keys = call.keys[number, :, :end].float()
     queries = call.queries[number, :, :count].float() * call.scaling
     grouped = queries.unflatten(0, (len(keys), -1)).flatten(1, 2)  # [kv_heads, group * new, head_dim]
     weights = (grouped @ keys.transpose(1, 2)).unflatten(1, (-1, count))
     if call.softcap is not None:
         weights = (weights / call.softcap).tanh() * call.softcap
-    later = torch.ones(count, end, dtype=torch.bool, device=keys.device).triu_(row.place + 1)
-    weights = weights.masked_fill(later, -torch.inf).softmax(-1)
+    later = torch.ones(count, end, dtype=torch.bool, device=keys.device).triu_(row.position + 1)
+    weights = weights.masked_fill(later, -torch.inf)
+    if call.deleted is not None:
+        weights = weights.masked_fill(call.deleted[number, :, None, None, :end], -torch.inf)
+    weights = weights.softmax(-1)
     heads = weights.shape[0] * weights.shape[1]
-    return (weights[..., row.place - row.opened :].sum((0, 1, 2)) / heads).cpu()
+    return (weights[..., row.position - row.opened :].sum((0, 1, 2)) / heads).cpu()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 __all__ = ["for_token_chunks"]
 
-_VALUES = 1 << 15
+_VALUES = 1 << 17
 _VALUES_ON_GPU = 1 << 23  # bounds the memory of intermediate results, which are several times as large
 
 

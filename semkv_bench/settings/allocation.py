@@ -13,8 +13,10 @@ from semkv_bench.importance import metric
 from semkv_bench.quantizers import Quantizer
 
 SHARED, PER_LAYER = "shared", "layer"
+KEPT, GONE = 1, 0
+"""What stands for a token's levels where it is kept in 16 bits, and where it is deleted."""
 
-__all__ = ["PER_LAYER", "SHARED", "Allocation", "Prune", "TwoLevel", "Uniform", "top_tokens"]
+__all__ = ["GONE", "KEPT", "PER_LAYER", "SHARED", "Allocation", "Prune", "TwoLevel", "Uniform", "top_tokens"]
 
 
 def top_tokens(importance: Tensor, fraction: float) -> Tensor:
@@ -43,7 +45,10 @@ class Allocation(ABC):
 
     @abstractmethod
     def levels(self, tokens: int, importance: Tensor | None = None) -> Tensor:
-        """Levels int64 [tokens], or [1] where all tokens have the same; importance [tokens]."""
+        """Levels int64 [tokens], or [1] where all tokens have the same; importance [tokens].
+
+        At least 2 where a token is coded, else ``KEPT`` or ``GONE``.
+        """
 
     @abstractmethod
     def parts(self, tokens: int) -> list[tuple[int, int]]:
@@ -150,12 +155,14 @@ class Prune(Allocation):
         return round(self.keep * tokens)
 
     def levels(self, tokens: int, importance: Tensor | None = None) -> Tensor:
-        """Pruning codes nothing; ``top_tokens`` says which tokens stay."""
-        raise ValueError("a pruned cache has no levels")
+        """See ``Allocation``; nothing is coded."""
+        if importance is None or importance.shape[-1] != tokens:
+            raise ValueError(f"pruning needs the importance of {tokens} tokens")
+        return torch.where(top_tokens(importance, self.keep), KEPT, GONE)
 
     def parts(self, tokens: int) -> list[tuple[int, int]]:
-        """See ``levels``."""
-        raise ValueError("a pruned cache has no levels")
+        """Nothing is coded."""
+        return []
 
     def storage(self, quantizer: Quantizer | None, head_dim: int) -> Storage:
         """Cost per value of the unpruned cache: at keep=0.25, 4 bits."""

@@ -2,6 +2,7 @@ import pytest
 import torch
 from transformers import DynamicCache, LlamaConfig
 
+from semkv_bench.engine.attention import row_attention
 from semkv_bench.engine.rows import RowCache, row_mask
 from semkv_bench.models.layers import cache_layers
 from semkv_bench.models.shape import full_attention_layers
@@ -57,13 +58,14 @@ def test_rows_of_different_lengths_see_their_own_tokens_only(tiny, attention):
         rows.rewind(lengths)
         fresh = torch.stack([row[length : length + new] for row, length in zip(ids, lengths, strict=True)])
         places = torch.tensor(lengths)[:, None] + torch.arange(new)
-        got = model(
-            input_ids=fresh,
-            use_cache=True,
-            position_ids=places,
-            attention_mask=row_mask(model.config, places, 20 + new, tiny.dtype),
-            **{keyword: rows},
-        ).logits
+        with row_attention(tiny, rows):
+            got = model(
+                input_ids=fresh,
+                use_cache=True,
+                position_ids=places,
+                attention_mask=row_mask(model.config, places, 20 + new),
+                **{keyword: rows},
+            ).logits
         assert rows.lengths == [23, 12, 17]
         for row, length in enumerate(lengths):
             alone = model(input_ids=ids[row : row + 1, : length + new]).logits[0, -new:]

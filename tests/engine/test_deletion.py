@@ -1,0 +1,117 @@
+"""Deletion by mask: what is hidden is as if it were not there, and what is not hidden does not notice."""
+
+import pytest
+import torch
+from requested import GRID, some_ids, some_request
+from transformers import DynamicCache
+
+from semkv_bench.engine.attention import grouped_attention, row_attention
+from semkv_bench.engine.engine import Engine
+from semkv_bench.engine.options import EngineOptions
+from semkv_bench.engine.prefill import prefill
+from semkv_bench.engine.rows import RowCache
+from semkv_bench.protocols.rule import PREFILL, Blocks
+from semkv_bench.quantizers import Affine
+from semkv_bench.settings.setting import FULL, Pruned
+
+LENGTH, KEPT = 40, 25
+
+
+def _kept(loaded, layer):
+    """Tokens that each key-value head of a layer keeps, [heads, KEPT], in order; other ones in every head and layer."""
+    chance = torch.Generator().manual_seed(layer)
+    order = torch.rand(loaded.shape.kv_heads, LENGTH, generator=chance).argsort(dim=-1)
+    return order[:, :KEPT].sort(dim=-1).values
+
+
+def _gathered(loaded, new):
+    """Logits [new, vocabulary] over a plain cache of the kept tokens, at the positions that they had."""
+    cache = DynamicCache(config=loaded.model.config)
+    loaded.model(torch.tensor([some_ids(LENGTH)]), use_cache=True, **{loaded.cache_keyword: cache})
+    for index, layer in enumerate(cache.layers):
+        if index in loaded.shape.quantized_layers:
+            kept = _kept(loaded, index)[None, :, :, None].expand(-1, -1, -1, layer.keys.shape[-1])
+            layer.keys, layer.values = layer.keys.gather(2, kept), layer.values.gather(2, kept)
+    positions = torch.arange(LENGTH, LENGTH + len(new))[None]
+    given = {"position_ids": positions, "use_cache": True, loaded.cache_keyword: cache}
+    return loaded.model(torch.tensor([new]), **given).logits[0]
+
+
+def _rows(loaded, prompt, deleted=True):
+    rows = RowCache(loaded.model.config)
+    rows.reserve(3, LENGTH + 8)
+    for index, (source, layer) in enumerate(zip(prompt.layers, rows.layers, strict=True)):
+        for view, states in zip(layer.take(LENGTH, like=source.stored()), source.stored(), strict=True):
+            view.copy_(states.expand_as(view))
+        if deleted and index in loaded.shape.quantized_layers:
+            gone = torch.ones(loaded.shape.kv_heads, LENGTH, dtype=torch.bool)
+            layer.delete(1, slice(0, LENGTH), gone.scatter(1, _kept(loaded, index), False))
+    return rows
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("new", [1, 4])
+def test_a_hidden_token_is_as_good_as_gone(tiny, new, attention):
+    tiny.model.set_attn_implementation(attention)
+    try:
+        prompt = prefill(tiny, some_ids(LENGTH)).cache
+        asked = some_ids(new, seed=7)
+        logits = {}
+        for deleted in (True, False):
+            rows = _rows(tiny, prompt, deleted)
+            with row_attention(tiny, rows):
+                given = {"use_cache": True, tiny.cache_keyword: rows}
+                logits[deleted] = tiny.model(torch.tensor([asked] * 3), **given).logits
+        assert tiny.model.config._attn_implementation == attention
+        if tiny.shape.layers == len(tiny.shape.quantized_layers):
+            torch.testing.assert_close(logits[True][1], _gathered(tiny, asked), atol=1e-5, rtol=0)
+        # The rows beside it do not notice, and it is not what it was.
+        torch.testing.assert_close(logits[True][[0, 2]], logits[False][[0, 2]], atol=1e-6, rtol=0)
+        assert (logits[True][1] - logits[False][1]).abs().max() > 1e-4
+    finally:
+        tiny.model.set_attn_implementation("sdpa")
+
+
+@pytest.mark.parametrize("rule", [PREFILL, Blocks("both", 4), Blocks("generated", 4)], ids=str)
+def test_pruned_rows_share_one_batch_with_all_others(tiny_llama, rule):
+    pruned = Pruned([0.75, 0.5, 0.25], ["value_norm", "attention_received"], ["shared", "layer"])
+    settings = [FULL, GRID[0], *pruned.settings(Affine(), Affine()), GRID[1]]
+    request = some_request(turns=2, new=9)
+    together = Engine(tiny_llama).converse(request, settings, rule)
+    alone = Engine(tiny_llama, EngineOptions(max_rows=1)).converse(request, settings, rule)
+    for turn, single in zip(together, alone, strict=True):
+        assert {outcome.batch_rows for outcome in turn} == {len(settings)}
+        for mine, other in zip(turn, single, strict=True):
+            assert mine.tokens == other.tokens, mine.setting.name
+            assert mine.stored == other.stored
+            assert mine.kl == pytest.approx(other.kl, rel=0.01, abs=1e-6)
+
+
+def test_full_does_not_move_where_others_are_pruned(tiny_llama):
+    settings = [FULL, *Pruned([0.5, 0.25], "key_norm").settings(Affine(), Affine())]
+    request = some_request(new=9)
+    engine = Engine(tiny_llama)
+    outcome = engine.run(request, settings)[0]
+    apart = Engine(tiny_llama).run(request, [FULL, FULL, FULL])[0]
+    assert outcome.tokens == apart.tokens and outcome.kl == 0
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+def test_queries_of_a_group_share_their_keys(heads):
+    chance = torch.Generator().manual_seed(heads)
+    rows, kv_heads, new, places = 2, 3, 4, 11
+    query = torch.randn(rows, heads * kv_heads, new, 8, generator=chance)
+    keys, values = torch.randn(2, rows, kv_heads, places, 8, generator=chance)
+    for seen in (
+        None,
+        torch.rand(rows, kv_heads, new, places, generator=chance) > 0.3,
+        torch.rand(1, 1, new, places, generator=chance) > 0.3,
+    ):
+        repeated = (x.repeat_interleave(heads, dim=1) for x in (keys, values))
+        mask = None if seen is None else seen.expand(rows, seen.shape[1], -1, -1)
+        if mask is not None and mask.shape[1] > 1:
+            mask = mask.repeat_interleave(heads, dim=1)
+        expected = torch.nn.functional.scaled_dot_product_attention(query, *repeated, attn_mask=mask)
+        found = grouped_attention(query, keys, values, seen, None)
+        torch.testing.assert_close(found, expected.transpose(1, 2))
