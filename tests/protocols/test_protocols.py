@@ -275,8 +275,10 @@ def test_a_row_that_ends_early_neither_stalls_nor_is_fed(tiny_llama):
     def count(module, args, given):
         fed.append(given["input_ids"].shape[0])
 
+    engine = Engine(tiny_llama)
+    engine.run(some_request(), [FULL])  # tries out once what the model can take
     counted = tiny_llama.model.base_model.register_forward_pre_hook(count, with_kwargs=True)
-    turns = Engine(tiny_llama).converse(request, [FULL, *GRID], Blocks("both", 4))
+    turns = engine.converse(request, [FULL, *GRID], Blocks("both", 4))
     counted.remove()
     steps = sum(len(o.tokens) - (not o.ended) for turn in turns for o in turn)
     assert len({len(o.tokens) for o in turns[0]}) > 1
