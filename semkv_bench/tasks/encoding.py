@@ -1,13 +1,15 @@
 """Text to the token ids that a model is fed: chat template, truncation, one BOS, later turns."""
 
 import datetime
+import logging
 import re
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from semkv_bench.errors import UsageError
 
-__all__ = ["Encoded", "encode_follow_up", "encode_prompt", "encode_target"]
+__all__ = ["Encoded", "end_of_turn", "encode_follow_up", "encode_prompt", "encode_target"]
 
 # Some chat templates print today's date; the same prompt must not differ from day to day.
 _TEMPLATE_DATE = datetime.date(2024, 7, 26)
@@ -15,6 +17,19 @@ _TODAY_CALL = re.compile(r"""strftime_now\(\s*(['"])(.*?)\1\s*\)""")
 # What opens an answer without thinking, and what templates leave out when they print the answer again.
 _EMPTY_THOUGHT = re.compile(r"<think>\s*</think>")
 _SKIPPED = re.compile(r"\s+|<think>\s*</think>")
+# Variables by which templates switch thinking off, and how a thought begins and ends.
+_THINKING_SWITCHES = ("enable_thinking", "thinking")
+_THOUGHTS = {
+    "<think>": "</think>",
+    "<thinking>": "</thinking>",
+    "<thought>": "</thought>",
+    "<reasoning>": "</reasoning>",
+    "<|begin_of_thought|>": "<|end_of_thought|>",
+    "[THINK]": "[/THINK]",
+}
+_WITHOUT_TEMPLATE = "task.chat=false leaves the template out"
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -117,7 +132,7 @@ def _after(rendered: str, fed: str) -> str:
         if end == len(rendered) or rendered[end] != character:
             raise UsageError(
                 "this model's chat template changes earlier turns when a later one is added, so their cache "
-                "cannot be kept; choose another model, or task=synthetic_multiturn task.chat=false"
+                f"cannot be kept; choose another model, or {_WITHOUT_TEMPLATE}"
             )
         end += 1
     trailing = fed[len(fed.rstrip()) :]
@@ -146,16 +161,66 @@ def _encode_whole(tokenizer: Any, prompt: str, chat: bool, answer_prefix: str) -
     return Encoded(tuple(_ids(tokenizer, text)), text, False, (prompt, answer_prefix))
 
 
-def _render(tokenizer: Any, said: tuple[str, ...]) -> str:
-    """The chat template's text of what user and assistant said in turn, up to where the assistant goes on."""
-    return tokenizer.apply_chat_template(
-        [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(said)],
-        tokenize=False,
-        add_generation_prompt=True,
-        chat_template=_undated(tokenizer.get_chat_template()),
-        # A thinking block would use up a short answer's limit.
-        enable_thinking=False,
-    )
+def _render(tokenizer: Any, said: tuple[str, ...], *, open_answer: bool = True) -> str:
+    """The chat template's text of what user and assistant said in turn, up to where the assistant goes on.
+
+    open_answer: end with what opens the assistant's next answer. Raises UsageError where the template fails, or leaves
+    out what the user said.
+    """
+    failure: Exception | None = None
+    for as_content in (str, _as_parts):
+        roles = ({"role": ("user", "assistant")[i % 2], "content": as_content(t)} for i, t in enumerate(said))
+        try:
+            text = tokenizer.apply_chat_template(
+                list(roles),
+                tokenize=False,
+                add_generation_prompt=open_answer,
+                chat_template=_undated(tokenizer.get_chat_template()),
+                # A thinking block would use up a short answer's limit.
+                **dict.fromkeys(_THINKING_SWITCHES, False),
+            )
+        except Exception as error:  # whatever the template's code raises
+            failure = failure or error
+            continue
+        if all(question.strip() in text for question in said[::2]):
+            _warn_of_open_thought(text, open_answer)
+            return text
+    name = getattr(tokenizer, "name_or_path", "") or "this model"
+    if failure is not None:
+        reason = (str(failure).strip() or type(failure).__name__).splitlines()[0].rstrip(".")
+        raise UsageError(f"the chat template of {name} fails ({reason}); {_WITHOUT_TEMPLATE}") from failure
+    raise UsageError(f"the chat template of {name} leaves out what it is given; {_WITHOUT_TEMPLATE}")
+
+
+def _as_parts(text: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text}]
+
+
+@lru_cache(maxsize=1)
+def _say_once(message: str) -> None:
+    _log.warning("%s", message)
+
+
+def _warn_of_open_thought(text: str, open_answer: bool) -> None:
+    opened = [tag for tag, end in _THOUGHTS.items() if text.rfind(tag) > text.rfind(end)]
+    if open_answer and opened and text.rstrip().endswith(opened[0]):
+        _say_once(
+            f"the chat template opens every answer with a thought ({opened[0]}) and has no switch for it: short answers "
+            f"may be all thought; {_WITHOUT_TEMPLATE}"
+        )
+
+
+def end_of_turn(tokenizer: Any) -> int | None:
+    """The special token that the chat template writes behind an assistant's answer; None where there is none."""
+    if not getattr(tokenizer, "chat_template", None):
+        return None
+    try:
+        text = _render(tokenizer, ("question", "answer"), open_answer=False)
+    except UsageError:
+        return None
+    ids = _raw_ids(tokenizer, text[text.rfind("answer") + len("answer") :].lstrip())
+    marks = {*tokenizer.all_special_ids, *getattr(tokenizer, "added_tokens_decoder", {})}
+    return ids[0] if "answer" in text and ids and ids[0] in marks else None
 
 
 def _without_middle(tokenizer: Any, ids: list[int], limit: int) -> str:

@@ -76,7 +76,8 @@ class LongBench(Task):
     ``subset``: task names and the groups all, en, zh, code, or a list that mixes them; null for all.
     ``path``: a folder of ``<task>.jsonl`` files or a zip archive of them; null fetches the hub's data.zip at
     ``revision``. ``prompts``: official, own, or auto (official if it can be had); ``prompts_path``: the
-    benchmark's dataset2prompt.json or its folder.
+    benchmark's dataset2prompt.json or its folder. ``chat=false`` leaves the model's chat template out of the
+    tasks that have it.
 
     A task asked for by name must be there (MissingError); of a group those present are used,
     ``missing_names`` holds the others.
@@ -87,6 +88,7 @@ class LongBench(Task):
     path: str | None = None
     prompts_path: str | None = None
     revision: str = HUB_REVISION
+    chat: bool = True
 
     name: ClassVar[str] = "longbench"
 
@@ -171,7 +173,7 @@ class LongBench(Task):
     ) -> tuple[Encoded, Example]:
         task = TASKS[name]
         text = fill(self._prompts.templates[name], item.context, item.input)
-        prompt = encode_prompt(tokenizer, text, chat=task.chat, max_tokens=max_prompt_tokens)
+        prompt = encode_prompt(tokenizer, text, chat=task.chat and self.chat, max_tokens=max_prompt_tokens)
         newline = tokenizer("\n", add_special_tokens=False)["input_ids"][-1:] if task.stops_at_newline else ()
         return prompt, Example(
             task=name,

@@ -79,13 +79,14 @@ class Longform(Task):
     """Answers of some hundred tokens over prompts that code writes; the same (seed, index) is the same anywhere.
 
     ``subset``: sub-task names, ``all``, or a list of them; null for all. ``items``: how many numbers, words or
-    lines an answer holds.
+    lines an answer holds. ``chat=false`` leaves the model's chat template out.
 
     The score is that of ``overlap_in_order`` between the reference's items and those of the prediction.
     """
 
     subset: str | Sequence[str] | None = None
     items: int = 30
+    chat: bool = True
 
     name: ClassVar[str] = "longform"
     prompt_source: ClassVar[str] = "generated"
@@ -139,7 +140,7 @@ class Longform(Task):
         max_new_tokens: int | None,
     ) -> Example:
         assignment = SUBTASKS[name].write(random.Random(f"{name}/{seed}/{index}"), self.items)
-        prompt = encode_prompt(tokenizer, assignment.request, answer_prefix=assignment.answer_prefix)
+        prompt = encode_prompt(tokenizer, assignment.request, chat=self.chat, answer_prefix=assignment.answer_prefix)
         if max_prompt_tokens is not None and len(prompt.input_ids) > max_prompt_tokens:
             raise UsageError(
                 f"{name} with task.items={self.items} takes prompts of {len(prompt.input_ids)} tokens, above "

@@ -68,6 +68,11 @@ def bury(
         )
     fits, over = 0, 1
     while len(whole(over).input_ids) <= limit:
+        if over > limit:
+            raise UsageError(
+                f"prompts of {name} do not grow with their text, so they cannot be filled up to {limit} tokens; "
+                "task.chat=false leaves the chat template out"
+            )
         fits, over = over, 2 * over
     while over - fits > 1:
         middle = (fits + over) // 2

@@ -111,11 +111,13 @@ class Synthetic(Task):
 
     ``subset``: sub-task names, ``all``, or a list of them; null for the two that a model of 135M parameters
     solves. ``length``: tokens of the whole prompt, filled with whole sentences to just under it.
+    ``chat=false`` leaves the model's chat template out.
     Each seed draws new keys, values, depths and filler, so every example is evidence of its own.
     """
 
     subset: str | Sequence[str] | None = None
     length: int = 650
+    chat: bool = True
 
     name: ClassVar[str] = "synthetic"
     prompt_source: ClassVar[str] = "generated"
@@ -150,7 +152,7 @@ class Synthetic(Task):
         check_draw(seeds, per_task, max_prompt_tokens, max_new_tokens)
         limit = self.length if max_prompt_tokens is None else min(self.length, max_prompt_tokens)
         return [
-            _example(tokenizer, name, seed, index, limit, max_new_tokens)
+            _example(tokenizer, name, seed, index, limit, max_new_tokens, self.chat)
             for name in self.names
             for seed in seeds
             for index in range(per_task or DEFAULT_PER_TASK)
@@ -172,7 +174,7 @@ def _runs(text: str) -> list[str]:
 
 
 def _example(
-    tokenizer: Any, name: str, seed: int, index: int, limit: int, max_new_tokens: int | None
+    tokenizer: Any, name: str, seed: int, index: int, limit: int, max_new_tokens: int | None, chat: bool
 ) -> Example:
     subtask = SUBTASKS[name]
     puzzle = subtask.puzzle(random.Random(f"{name}/{seed}/{index}"))
@@ -181,7 +183,7 @@ def _example(
 
     def encode(text: str) -> Encoded:
         whole = f"{puzzle.intro}\n\n{text}\n\n{puzzle.question}"
-        return encode_prompt(tokenizer, whole, answer_prefix=puzzle.answer_prefix)
+        return encode_prompt(tokenizer, whole, chat=chat, answer_prefix=puzzle.answer_prefix)
 
     prompt, haystack = bury(name, puzzle.needles, depths, filler, encode, limit)
     answer = ", ".join(puzzle.wanted)
