@@ -26,6 +26,7 @@ from semkv_bench.models.device_map import check_device_map, check_devices_presen
 from semkv_bench.models.fingerprint import generation_settings, local_weights
 from semkv_bench.models.hub import hub_reachable
 from semkv_bench.models.shape import ModelShape
+from semkv_bench.models.stops import end_tokens
 
 if TYPE_CHECKING:
     import torch
@@ -57,11 +58,15 @@ class LoadedModel:
 
     @cached_property
     def eos_ids(self) -> tuple[int, ...]:
-        """Token ids that end a generation."""
-        eos = self.model.generation_config.eos_token_id
-        if eos is None:
-            eos = self.tokenizer.eos_token_id
-        return () if eos is None else tuple(eos) if isinstance(eos, (list, tuple)) else (int(eos),)
+        """Token ids that end a generation: all that any of the model's files names."""
+        told = end_tokens(self.model, self.tokenizer)
+        if len({ids for ids in told.values() if ids}) > 1:
+            log.warning(
+                "%s: end tokens differ (%s); an answer ends at any of them",
+                self.label,
+                ", ".join(f"{source} {list(ids)}" for source, ids in told.items() if ids),
+            )
+        return tuple(sorted(set().union(*told.values())))
 
     @cached_property
     def decoder(self) -> Any:
@@ -162,6 +167,10 @@ class PretrainedModel:
             except OSError:
                 found = GenerationConfig.from_model_config(config)
         return generation_settings(found.to_diff_dict())
+
+    def vocabulary(self) -> int | None:
+        """Rows of the embedding, as the configuration tells; None where it does not."""
+        return getattr(self.config().get_text_config(decoder=True), "vocab_size", None)
 
     def skeleton(self) -> Any:
         """The model without its weights (on the meta device), to count and name them."""
@@ -285,6 +294,10 @@ class EmbeddedModel:
     def generation_config(self) -> dict[str, Any]:
         """What the model says of how it generates."""
         return self._converted().generation_config()
+
+    def vocabulary(self) -> int | None:
+        """Rows of the embedding."""
+        return self._converted().vocabulary()
 
     def skeleton(self) -> Any:
         """The model without its weights."""

@@ -13,6 +13,7 @@ from semkv_bench.config.compose import build
 from semkv_bench.config.own import fingerprints
 from semkv_bench.config.shard import Shard
 from semkv_bench.engine.backend import Backend
+from semkv_bench.engine.forced import forced_limit
 from semkv_bench.errors import UsageError
 from semkv_bench.importance import metric
 from semkv_bench.models.load import EmbeddedModel, PretrainedModel
@@ -109,7 +110,10 @@ def make_plan(config: DictConfig, exclude: Collection[tuple[str, str]] = ()) -> 
         config.max_new_tokens,
     )
     examples = [example for example in examples if (example.task, example.example_id) not in exclude]
-    _check_lengths(examples, shape, protocol.own_history)
+    if engine.simulates:
+        _check_vocabulary(examples, source)
+    forced = forced_limit(engine.teacher_tokens, protocol.rule) if engine.simulates else 0
+    _check_lengths(examples, shape, protocol.own_history, forced)
     protocol.check(settings, examples)
     stages = arrange(examples, stats)
     charter = {
@@ -182,23 +186,28 @@ def prompt_hash(example: Example) -> str:
     return hashlib.sha256(json.dumps(fed).encode()).hexdigest()[:16]
 
 
-def most_tokens(example: Example, own_history: bool = True) -> int:
-    """Tokens that a row holds at most: prompt, questions and answers of all turns."""
-    total = 0
+def most_tokens(example: Example, own_history: bool = True, forced: int = 0) -> int:
+    """Tokens that a row holds at most: prompt, questions and answers of all turns.
+
+    forced: tokens of a reference answer that are forced on the model at most, before its own answer.
+    """
+    total = most = 0
     for turn, asked in enumerate((example, *example.follow_ups)):
+        total += len(asked.input_ids)
+        most = max(most, total + min(forced, len(asked.target_ids)))
         answer = asked.max_new_tokens
         if not own_history:
             # The reference answer takes the place of the row's own, except in the last turn.
             answer = max(answer, len(asked.target_ids)) if turn + 1 < example.turns else answer
-        total += len(asked.input_ids) + answer
-    return total
+        total += answer
+    return max(most, total)
 
 
-def _check_lengths(examples: Sequence[Example], shape: ModelShape, own_history: bool) -> None:
+def _check_lengths(examples: Sequence[Example], shape: ModelShape, own_history: bool, forced: int) -> None:
     if not examples:
         raise UsageError("no examples: the task, subset and per_task chosen leave nothing to run")
-    longest = max(examples, key=lambda example: most_tokens(example, own_history))
-    needed = most_tokens(longest, own_history)
+    longest = max(examples, key=lambda example: most_tokens(example, own_history, forced))
+    needed = most_tokens(longest, own_history, forced)
     if shape.max_positions is not None and needed > shape.max_positions:
         room = shape.max_positions - needed + len(longest.input_ids)
         hint = f"cap the prompts with max_prompt_tokens={room}" if room > 1 else "shorten max_new_tokens"
@@ -209,6 +218,18 @@ def _check_lengths(examples: Sequence[Example], shape: ModelShape, own_history: 
     short = next((example for example in examples if len(example.input_ids) < 2), None)
     if short is not None:
         raise UsageError(f"{short.task} {short.example_id} has a prompt of fewer than two tokens")
+
+
+def _check_vocabulary(examples: Sequence[Example], source: PretrainedModel | EmbeddedModel) -> None:
+    rows = source.vocabulary()
+    for example in examples:
+        for asked in (example, *example.follow_ups):
+            highest = max((*asked.input_ids, *asked.target_ids))
+            if rows is not None and highest >= rows:
+                raise UsageError(
+                    f"{source.name}: the tokenizer writes token {highest}, but the model's embedding has {rows} rows; "
+                    "tokenizer and model do not belong together"
+                )
 
 
 def _decided(config: DictConfig, group: str) -> Any:

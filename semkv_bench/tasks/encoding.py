@@ -9,7 +9,7 @@ from typing import Any
 
 from semkv_bench.errors import UsageError
 
-__all__ = ["Encoded", "end_of_turn", "encode_follow_up", "encode_prompt", "encode_target"]
+__all__ = ["Encoded", "encode_follow_up", "encode_prompt", "encode_target", "end_of_turn"]
 
 # Some chat templates print today's date; the same prompt must not differ from day to day.
 _TEMPLATE_DATE = datetime.date(2024, 7, 26)
@@ -205,8 +205,8 @@ def _warn_of_open_thought(text: str, open_answer: bool) -> None:
     opened = [tag for tag, end in _THOUGHTS.items() if text.rfind(tag) > text.rfind(end)]
     if open_answer and opened and text.rstrip().endswith(opened[0]):
         _say_once(
-            f"the chat template opens every answer with a thought ({opened[0]}) and has no switch for it: short answers "
-            f"may be all thought; {_WITHOUT_TEMPLATE}"
+            f"the chat template opens every answer with a thought ({opened[0]}) and has no switch for it, so short "
+            f"answers may be all thought; {_WITHOUT_TEMPLATE}"
         )
 
 

@@ -139,13 +139,23 @@ def open_source(path: str | Path) -> Source:
     if any((path / name).is_file() for name in _SAVED):
         return SavedDataset(path)
     if path.is_dir():
-        return Folder(path)
+        return _within(path)
     if path.is_file():
         return Archive(path)
     raise MissingError(
-        f"task.path={path} does not exist; give a folder of <task>.jsonl files or LongBench's data.zip, "
+        f"task.path={path} does not exist; give a folder of <task>.jsonl files, LongBench's data.zip or its folder, "
         "or leave it out to fetch the data from the hub"
     )
+
+
+def _within(folder: Path) -> Source:
+    """The folder itself, or where it holds no file of items LongBench's data.zip or the ``data`` unpacked from it."""
+    if not any(folder.glob("*.jsonl")):
+        if (folder / "data.zip").is_file():
+            return Archive(folder / "data.zip")
+        if any(folder.glob("data/*.jsonl")):
+            return Folder(folder / "data")
+    return Folder(folder)
 
 
 def fetch_archive(revision: str) -> Source:

@@ -88,7 +88,9 @@ class LongBenchMultiturn(LongBench):
         follow_ups = []
         for before, item in pairwise(items):
             question = fill(FOLLOW_UPS[name], "", item.input)
-            said, ids = encode_follow_up(tokenizer, said, before.answers[0], question, spaced=spaced, chat=self.chat)
+            said, ids = encode_follow_up(
+                tokenizer, said, before.answers[0], question, spaced=spaced, chat=self.chat
+            )
             follow_ups.append(
                 FollowUp(
                     input_ids=ids,

@@ -140,7 +140,9 @@ class Longform(Task):
         max_new_tokens: int | None,
     ) -> Example:
         assignment = SUBTASKS[name].write(random.Random(f"{name}/{seed}/{index}"), self.items)
-        prompt = encode_prompt(tokenizer, assignment.request, chat=self.chat, answer_prefix=assignment.answer_prefix)
+        prompt = encode_prompt(
+            tokenizer, assignment.request, chat=self.chat, answer_prefix=assignment.answer_prefix
+        )
         if max_prompt_tokens is not None and len(prompt.input_ids) > max_prompt_tokens:
             raise UsageError(
                 f"{name} with task.items={self.items} takes prompts of {len(prompt.input_ids)} tokens, above "

@@ -2,6 +2,7 @@
 
 import random
 import re
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -169,8 +170,18 @@ def share_of_values(reference: str, prediction: str) -> float:
     return len(wanted & set(_runs(prediction))) / len(wanted)
 
 
+# A number in groups, set apart as some country does it: 7,738,705 or 77,38,705 or 7 738 705.
+_GROUPED = re.compile(r"(?<![0-9])[0-9]{1,3}(?:([,.'\u2019_ ])[0-9]{2,3})(?:\1[0-9]{2,3})*(?![0-9])")
+
+
 def _runs(text: str) -> list[str]:
-    return re.findall(r"[0-9]+|[A-Za-z]+", text)
+    """Runs of digits or letters, whatever their width or script; a number in groups is one run too."""
+    text = "".join(
+        str(unicodedata.decimal(each)) if each.isdecimal() else each
+        for each in unicodedata.normalize("NFKC", text)
+    )
+    grouped = (re.sub("[^0-9]", "", each.group()) for each in _GROUPED.finditer(text))
+    return [*re.findall(r"[0-9]+|[A-Za-z]+", text), *grouped]
 
 
 def _example(
