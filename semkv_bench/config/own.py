@@ -79,7 +79,7 @@ def fingerprints(parts: Iterable[object]) -> dict[str, str]:
     found = {}
     for part in parts:
         cls = type(part)
-        if cls.__module__.partition(".")[0] != __package__.partition(".")[0]:
+        if cls.__module__.partition(".")[0] not in (__package__.partition(".")[0], "builtins"):
             try:
                 source = Path(inspect.getsourcefile(cls) or "").read_bytes()
             except (OSError, TypeError):

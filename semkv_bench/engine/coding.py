@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,8 +14,8 @@ from semkv_bench.importance import metric
 from semkv_bench.importance.cached import CacheMetric
 from semkv_bench.importance.controls import ControlMetric
 from semkv_bench.importance.tail import Fed, TailNotes
-from semkv_bench.protocols.rule import Blocks, coder_seed, ranking
-from semkv_bench.quantizers import Coder, NonFiniteError
+from semkv_bench.protocols.rule import Blocks, Window, coder_seed, ranking, window
+from semkv_bench.quantizers import Coder, NonFiniteError, Quantizer
 from semkv_bench.settings.allocation import GONE, Allocation
 from semkv_bench.settings.setting import Coded, Setting
 
@@ -42,6 +43,7 @@ class RowCoding:
         self.rule = rule
         self.places = {layer: place for place, layer in enumerate(quantized)}
         self._prompt_ids = prompt_ids
+        self._prompt = 0
         self._seed = seed
         self._coders: dict[tuple, Coder] = {}
         self.notes: TailNotes | None = None
@@ -53,23 +55,56 @@ class RowCoding:
         """
         length = prompt.get_seq_length()
         self.rows.reserve(len(self.settings), length + room)
+        self._prompt = length
         self.rows.take_states(prompt)
         for index, target in self.rows.attending.items():
             stored = prompt.attending[index].stored()
             views = target.take(length, like=stored)
             ranked = partial(ranking, place=self.places.get(index, 0), scores=scores)
             for side, (states, view) in enumerate(zip(stored, views, strict=True)):
-                coded = [self._side(setting, index, side) for setting in self.settings]
-                if not self.rule.codes_prompt:
-                    coded = [None] * len(coded)
                 with _named(index, side):
-                    _fill_side(states[0], view, coded, ranked, coder_seed(self._seed, index, side))
+                    self._fill_side(states, view, index, side, ranked)
             if self.rule.codes_prompt:
                 for row in range(len(self.settings)):
                     self._delete(target, row, slice(0, length), ranked)
         for row in self.rows.rows:
-            row.settled = length
-            row.pieces = (length,) if self.rule.codes_prompt else ()
+            spans = [self._window(self.settings[row.index], side).coded(length) for side in range(2)]
+            row.settled = (spans[0].stop, spans[1].stop)
+            row.pieces = tuple((len(span),) if span else () for span in spans)
+
+    def _fill_side(
+        self,
+        states: Tensor,
+        view: Tensor,
+        index: int,
+        side: int,
+        ranked: Callable[[Allocation], Tensor | None],
+    ) -> None:
+        """states [1, heads, tokens, head_dim] into view [rows, ...], as each row's setting returns them."""
+        start, tokens = 0, states.shape[2]
+        coded = [(self._side(setting, index, side), setting) for setting in self.settings]
+        for quantizer, run in itertools.groupby(coded, key=lambda pair: pair[0] and pair[0].quantizer):
+            alike = list(run)
+            target = view[start : start + len(alike)]
+            start += len(alike)
+            span = range(0) if quantizer is None else self._window(alike[0][1], side).coded(tokens)
+            here = slice(span.start, span.stop)
+            if len(span) < tokens:
+                target.copy_(states.expand_as(target))
+            if quantizer is None:
+                continue
+            coder = self._coder(quantizer, index, side, states)
+            coder.prepare(states[0])
+            if not span:
+                continue
+            levels = []
+            for one, _ in alike:
+                importance = ranked(one.allocation)
+                importance = None if importance is None else importance[here]
+                levels.append(one.allocation.levels(len(span), importance))
+            widest = max(map(len, levels))
+            stacked = torch.stack([row.expand(widest) for row in levels]).to(states.device)
+            coder.quantize_dequantize(states[:, :, here], stacked, out=target[:, :, here])
 
     @property
     def noted(self) -> list[str]:
@@ -104,57 +139,72 @@ class RowCoding:
 
     def stored(self, number: int) -> tuple[Tokens, Tokens]:
         """Keys and values that row ``number`` holds in each coded layer, by state."""
-        row, length = self.rows.rows[number], self.rows.lengths[number]
-        setting, opened = self._setting(number), self.rows.opened(number)
-        lasting, waiting = (0, opened) if self.rule.codes_tail else (opened, 0)
-        if setting.prune is not None:
-            deleted = self.rows.count_deleted(number)
-            held = Tokens(kept=row.settled - deleted + lasting, open=waiting, deleted=deleted)
-        else:
-            held = Tokens.of(row.pieces, kept=row.settled - row.coded + lasting, open=waiting)
-        return tuple(held if setting.codes(side) else Tokens(kept=length) for side in SIDES)
+        row, length, setting = self.rows.rows[number], self.rows.lengths[number], self._setting(number)
+        deleted = self.rows.count_deleted(number)
+        found = []
+        for side, name in enumerate(SIDES):
+            window = self._window(setting, side)
+            if not setting.codes(name):
+                found.append(Tokens(kept=length))
+            elif setting.prune is not None:
+                held = window.tokens(length, (), row.settled[side])
+                found.append(Tokens(kept=held.kept - deleted, open=held.open, deleted=deleted))
+            else:
+                found.append(window.tokens(length, row.pieces[side], row.settled[side]))
+        return tuple(found)
 
     def fits(self, row: int, new: int = 0) -> int | None:
         """Tokens that one call may bring after ``new`` more in row number ``row`` and see what single steps would see.
 
         None: any number.
         """
-        return self.rule.fits(self.rows.opened(row) + new)
+        length = self.rows.lengths[row] + new
+        limits = [self._window(self._setting(row), side).fits(length) for side in range(2)]
+        return min((limit for limit in limits if limit is not None), default=None)
 
     def due(self, row: int, new: int) -> bool:
         """Would ``new`` more tokens in row number ``row`` leave something that must be coded?"""
-        return self.rule.due(self.rows.opened(row) + new) > 0
+        length = self.rows.lengths[row] + new
+        return any(self._due_pieces(row, side, length, False) for side in range(2)) and self.rule.codes_tail
 
     def close(self, all_open: bool = False) -> None:
-        """Code what must be coded before another token comes; with ``all_open``, everything that is open."""
+        """Code what must be coded before another token comes; with ``all_open``, what a turn's end leaves open too."""
         if not self.rule.codes_tail:
             return
-        due = {}
-        for number in range(len(self.rows.rows)):
-            opened = self.rows.opened(number)
-            if count := opened if all_open else self.rule.due(opened):
-                due[number] = self.rule.pieces(count)
-        for block in itertools.zip_longest(*due.values()):
-            self._code({row: size for row, size in zip(due, block, strict=True) if size})
+        due: dict[tuple[int, int], list[range]] = {}
+        for row, length in enumerate(self.rows.lengths):
+            for side in range(2):
+                if pieces := self._due_pieces(row, side, length, all_open):
+                    due[row, side] = pieces
+        for pieces in itertools.zip_longest(*due.values()):
+            self._code({place: piece for place, piece in zip(due, pieces, strict=True) if piece})
 
-    def _code(self, sizes: dict[int, int]) -> None:
-        """Code the first ``sizes[row]`` open tokens of rows, or delete those that their settings prune."""
-        spans = {
-            row: slice(self.rows.rows[row].settled, self.rows.rows[row].settled + size)
-            for row, size in sizes.items()
-        }
-        scores = {row: self._scores(row, here) for row, here in spans.items()}
+    def _due_pieces(self, row: int, side: int, length: int, all_open: bool) -> list[range]:
+        """The stretches of one side of a row of ``length`` tokens that must be coded."""
+        window, settled = self._window(self._setting(row), side), self.rows.rows[row].settled[side]
+        span = window.coded(length, all_open)
+        start = max(settled, span.start)
+        sizes = window.pieces(start, span.stop) if span.stop > start else []
+        ends = itertools.accumulate(sizes, initial=start)
+        return [range(*pair) for pair in itertools.pairwise(ends)]
+
+    def _code(self, pieces: dict[tuple[int, int], range]) -> None:
+        """Code one stretch of tokens of each (row, side), or delete those that their settings prune."""
+        spans = {place: slice(piece.start, piece.stop) for place, piece in pieces.items()}
+        scores = {place: self._scores(place[0], here) for place, here in spans.items()}
         for index, layer in self.rows.attending.items():
             for side in range(2):
+                mine = {row: here for (row, of), here in spans.items() if of == side}
                 with _named(index, side):
-                    self._code_side(index, layer, side, spans, scores)
-            for row, here in spans.items():
-                ranked = partial(ranking, place=self.places.get(index, 0), scores=scores[row])
-                self._delete(layer, row, here, ranked)
-        for row, size in sizes.items():
+                    self._code_side(index, layer, side, mine, {row: scores[row, side] for row in mine})
+            for (row, side), here in spans.items():
+                if side == 0:
+                    ranked = partial(ranking, place=self.places.get(index, 0), scores=scores[row, side])
+                    self._delete(layer, row, here, ranked)
+        for (row, side), piece in pieces.items():
             book = self.rows.rows[row]
-            book.settled += size
-            book.pieces += (size,)
+            book.settled = _changed(book.settled, side, piece.stop)
+            book.pieces = _changed(book.pieces, side, (*book.pieces[side], len(piece)))
 
     def _delete(
         self, layer: RowLayer, row: int, here: slice, ranked: Callable[[Allocation], Tensor | None]
@@ -173,24 +223,23 @@ class RowCoding:
         spans: dict[int, slice],
         scores: dict[int, Callable[[str], Tensor]],
     ) -> None:
-        """Keys (0) or values (1) of one layer: rows of one quantizer in one call, tokens with levels of their own."""
+        """Keys (0) or values (1) of one layer: rows of one quantizer and as many tokens in one call."""
         groups: dict = {}
-        for row in spans:
+        for row, here in spans.items():
             coded = self._side(self._setting(row), index, side)
             if coded is not None:
-                groups.setdefault(coded.quantizer, []).append((row, coded.allocation))
-        for quantizer, members in groups.items():
+                key = (coded.quantizer, here.stop - here.start)
+                groups.setdefault(key, []).append((row, coded.allocation))
+        for (quantizer, count), members in groups.items():
             views = [layer.part(row, spans[row])[side] for row, _ in members]
             levels = [
-                allocation.levels(view.shape[1], ranking(allocation, self.places[index], scores[row])).expand(
-                    view.shape[1]
-                )
-                for (row, allocation), view in zip(members, views, strict=True)
+                allocation.levels(count, ranking(allocation, self.places[index], scores[row])).expand(count)
+                for row, allocation in members
             ]
-            x = torch.cat(views, dim=1)
+            x = torch.stack(views)
             coder = self._coder(quantizer, index, side, x)
-            decoded = coder.decode(coder.encode(x, torch.cat(levels).to(x.device)), x.dtype)
-            for view, values in zip(views, decoded.split([v.shape[1] for v in views], dim=1), strict=True):
+            decoded = coder.quantize_dequantize(x, torch.stack(levels).to(x.device))
+            for view, values in zip(views, decoded, strict=True):
                 view.copy_(values)
 
     def _scores(self, row: int, here: slice) -> Callable[[str], Tensor]:
@@ -223,14 +272,23 @@ class RowCoding:
         return self.settings[self.rows.rows[row].index]
 
     def _side(self, setting: Setting, layer: int, side: int) -> Coded | None:
-        return (setting.keys, setting.values)[side] if layer in self.places else None
+        """What one side of a layer is stored as; None: in 16 bits."""
+        coded = (setting.keys, setting.values)[side] if layer in self.places else None
+        return None if coded is None else coded.at(layer, len(self.rows.layers))
 
-    def _coder(self, quantizer, index: int, side: int, x: Tensor) -> Coder:
+    def _window(self, setting: Setting, side: int) -> Window:
+        return window(self.rule, setting, side, self._prompt)
+
+    def _coder(self, quantizer: Quantizer, index: int, side: int, x: Tensor) -> Coder:
         key = (quantizer, index, side)
         if key not in self._coders:
             seed = coder_seed(self._seed, index, side)
-            self._coders[key] = quantizer.coder(x.shape[2], seed, x.device)
+            self._coders[key] = quantizer.coder(x.shape[-1], seed, x.device)
         return self._coders[key]
+
+
+def _changed(pair: tuple[Any, Any], place: int, value: Any) -> tuple[Any, Any]:
+    return (value, pair[1]) if place == 0 else (pair[0], value)
 
 
 class _named:
@@ -245,25 +303,3 @@ class _named:
     def __exit__(self, kind, error, trace) -> None:
         if isinstance(error, NonFiniteError):
             raise NonFiniteError(f"{self.where}: {error}") from error
-
-
-def _fill_side(
-    states: Tensor,
-    view: Tensor,
-    coded: Sequence[Coded | None],
-    ranked: Callable[[Allocation], Tensor | None],
-    seed: int,
-) -> None:
-    """states [heads, tokens, head_dim] into view [rows, heads, tokens, head_dim], as each row's coding returns it."""
-    start = 0
-    for quantizer, run in itertools.groupby(coded, key=lambda side: None if side is None else side.quantizer):
-        sides = list(run)
-        target = view[start : start + len(sides)]
-        start += len(sides)
-        if quantizer is None:
-            target.copy_(states.expand_as(target))
-            continue
-        levels = [side.allocation.levels(states.shape[1], ranked(side.allocation)) for side in sides]
-        widest = max(len(row) for row in levels)
-        stacked = torch.stack([row.expand(widest) for row in levels]).to(states.device)
-        quantizer.coder(states.shape[2], seed, states.device).quantize_dequantize(states, stacked, out=target)

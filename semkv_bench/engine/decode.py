@@ -181,7 +181,7 @@ def _ask(
     back = coding.mark(ends) if keep_question else None
     for row, one in zip(rows.rows, said, strict=True):
         # As many reads as if the kept tokens had been fed one by one.
-        row.reads += one.fed * len(batch.loaded.shape.quantized_layers) * (row.coded > 0)
+        row.reads += one.fed * len(batch.loaded.shape.quantized_layers) * any(row.coded)
     return said, back
 
 
@@ -229,7 +229,7 @@ def _note(batch: _Batch, outcome: Outcome, number: int) -> None:
     """Write down how the cache of row ``number`` was used in the turn that ends."""
     row = batch.rows.rows[number]
     outcome.reads = row.reads
-    coded = 0 if outcome.setting.kind == "full" else row.coded
+    coded = 0 if outcome.setting.kind == "full" else sum(row.coded) / 2
     outcome.coded_share = coded / batch.rows.lengths[number]
     outcome.stored = Stored.of(batch.loaded.shape.cache, *batch.coding.stored(number))
 

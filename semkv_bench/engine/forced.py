@@ -100,7 +100,7 @@ class Comparison:
         self._done = here.stop
         best = reference.argmax(-1)
         for row, found in zip(rows, log_probs, strict=True):
-            if self._always or row.coded:
+            if self._always or any(row.coded):
                 kl = torch.nn.functional.kl_div(found, reference, log_target=True, reduction="none")
                 self._kl[row.index].append(kl.sum(-1).clamp_min(0))
                 self._same[row.index].append((found.argmax(-1) == best).float())

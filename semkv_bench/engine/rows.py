@@ -48,20 +48,26 @@ def row_mask(
 class Row:
     """What is known of one row besides its keys and values.
 
-    index: which setting it belongs to; settled: tokens before the open stretch, coded or never to be coded;
-    pieces: sizes of the stretches that were stored together as the setting says; reads: how often, summed over
-    layers, attention was handed coded tokens.
+    index: which setting it belongs to; reads: how often, summed over layers, attention was handed coded tokens. Of the
+    keys and of the values: settled: tokens before the open stretch, coded or never to be coded; pieces: sizes of the
+    stretches that were stored together as the setting says, in the layers that it codes. All other tokens are in 16
+    bits. A side that the setting leaves in 16 bits is counted with the other.
     """
 
     index: int
-    settled: int = 0
-    pieces: tuple[int, ...] = ()
+    settled: tuple[int, int] = (0, 0)
+    pieces: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     reads: int = 0
 
     @property
-    def coded(self) -> int:
-        """Tokens that are stored as the setting says."""
-        return sum(self.pieces)
+    def coded(self) -> tuple[int, int]:
+        """Tokens whose keys, and whose values, are stored as the setting says."""
+        return sum(self.pieces[0]), sum(self.pieces[1])
+
+    @property
+    def open_from(self) -> int:
+        """The first token that may still become coded on either side."""
+        return min(self.settled)
 
 
 @dataclass(frozen=True)
@@ -166,7 +172,7 @@ class RowLayer(CacheLayerMixin):
             self.lengths[row] += new
         if not self.is_sliding:
             for row in self.book[: self.rows]:
-                row.reads += bool(row.pieces)
+                row.reads += any(row.pieces)
         return self.stored()
 
     def rewind(self, lengths: Sequence[int]) -> None:
@@ -282,7 +288,7 @@ class RowCache(Cache):
 
     def opened(self, row: int) -> int:
         """Tokens of a row that may still become coded."""
-        return self._first.lengths[row] - self.book[row].settled
+        return self._first.lengths[row] - self.book[row].open_from
 
     def count_deleted(self, row: int) -> float:
         """Tokens of a row that were deleted, as a mean over layers and heads."""
@@ -329,7 +335,7 @@ class RowCache(Cache):
         """The state of every row in use, its open tokens copied; with ``lengths``, as if rows ended there."""
         marks = []
         for number, (row, length) in enumerate(zip(self.rows, lengths or self.lengths, strict=True)):
-            here = slice(row.settled, length)
+            here = slice(row.open_from, length)
             opened = [
                 tuple(side.clone() for side in layer.part(number, here)) for layer in self.attending.values()
             ]
@@ -342,7 +348,7 @@ class RowCache(Cache):
         found = {mark.book.index: mark for mark in marks}
         for number, row in enumerate(self.rows):
             mark = found[row.index]
-            here = slice(mark.book.settled, mark.length)
+            here = slice(mark.book.open_from, mark.length)
             for layer, opened in zip(self.attending.values(), mark.opened, strict=True):
                 layer.lengths[number] = mark.length
                 layer.restore(number, mark.book.settled)

@@ -12,6 +12,7 @@ from semkv_bench.errors import UsageError
 from semkv_bench.models.device import describe, effective, requested
 from semkv_bench.models.load import LoadedModel
 from semkv_bench.protocols import Protocol
+from semkv_bench.quantizers.probe import probe_own
 from semkv_bench.settings.setting import FULL, Setting
 from semkv_bench.tasks import Example
 
@@ -32,6 +33,13 @@ class TransformersBackend(EngineOptions, Backend):
         shape = self.shape(source)
         for setting in settings:
             setting.check_in(shape.cache)
+        for head_dim in sorted(
+            {layer.keys.head_dim for layer in shape.cache if layer is not None and layer.coded}
+        ):
+            sides = [
+                side for setting in settings for side in (setting.keys, setting.values) if side is not None
+            ]
+            probe_own((side.quantizer for side in sides), head_dim)
         if not shape.quantized_layers:
             raise UsageError(f"{source.name} has no full-attention layer to quantize")
         pruned = any(setting.prune for setting in settings)

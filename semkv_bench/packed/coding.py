@@ -11,7 +11,7 @@ from semkv_bench.errors import UsageError
 from semkv_bench.kernels import PackedLayout, PackedVectors
 from semkv_bench.kernels.numerics import finite_cast
 from semkv_bench.kernels.packed import MAX_PACKED_LEVELS
-from semkv_bench.quantizers import Affine, Quantizer, TurboQuant
+from semkv_bench.quantizers import Affine, Keep, Layers, Quantizer, TurboQuant
 
 __all__ = ["PackedCoder", "append", "check_packable", "keep_first", "packed_coder", "together"]
 
@@ -80,6 +80,12 @@ def check_packable(quantizer: Quantizer, top: int) -> None:
     if type(quantizer) not in _CODERS:
         known = ", ".join(kind.name for kind in _CODERS)
         raise UsageError(f"SemKVCache cannot pack the codes of {quantizer.name}; use one of {known}")
+    if quantizer.keep != Keep() or quantizer.layers != Layers():
+        raise UsageError(
+            f"SemKVCache has no windows and no skipped layers; use {quantizer.name} without keep and layers"
+        )
+    if isinstance(quantizer, TurboQuant) and quantizer.norm_correction:
+        raise UsageError("SemKVCache cannot correct norms; use quantizer.norm_correction=false")
     if top > MAX_PACKED_LEVELS:
         raise UsageError(f"SemKVCache packs at most {MAX_PACKED_LEVELS} levels, not {top}")
 

@@ -250,7 +250,8 @@ def _own_code(settings: Sequence[Setting], *parts: Any) -> dict[str, Any]:
 
 
 def _described(setting: Setting, shape: ModelShape) -> dict[str, Any]:
-    return {"kind": setting.kind, "quantizer": setting.quantizer, **asdict(setting.storage_in(shape.cache))}
+    cost = setting.storage_in(shape.cache)
+    return {**setting.describe(), "quantizer": setting.quantizer, **asdict(cost)}
 
 
 def _digest(examples: Sequence[Example]) -> str:

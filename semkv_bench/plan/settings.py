@@ -7,7 +7,7 @@ from omegaconf import DictConfig, OmegaConf
 from semkv_bench.config.compose import build
 from semkv_bench.errors import UsageError
 from semkv_bench.importance.own import import_own_metrics
-from semkv_bench.quantizers import Quantizer
+from semkv_bench.quantizers import Method, Quantizer
 from semkv_bench.settings.setting import FULL, Setting, uniform_settings
 
 __all__ = ["planned_settings", "quantizers"]
@@ -16,15 +16,15 @@ __all__ = ["planned_settings", "quantizers"]
 def quantizers(config: DictConfig) -> tuple[Quantizer, Quantizer]:
     """Quantizers of the keys and of the values; the metrics of the user's folders are known from here on."""
     import_own_metrics()
-    keys = _quantizer(config, "quantizer")
-    return keys, keys.for_values() if config.value_quantizer is None else _quantizer(
-        config, "value_quantizer"
-    )
+    chosen = _quantizer(config, "quantizer")
+    if config.value_quantizer is None:
+        return chosen.of_side("keys"), chosen.for_values()
+    return chosen.of_side("keys"), _quantizer(config, "value_quantizer").of_side("values")
 
 
-def _quantizer(config: DictConfig, group: str) -> Quantizer:
+def _quantizer(config: DictConfig, group: str) -> Quantizer | Method:
     made = build(config[group], group)
-    if not isinstance(made, Quantizer):
+    if not isinstance(made, Quantizer | Method):
         raise UsageError(
             f"{group}: its file must say `_target_: module.Class` of a Quantizer; it makes a {type(made).__name__}"
         )

@@ -9,6 +9,10 @@ single steps at block 4 leave eight tokens coded and four as they were: the thir
 has come after it yet. Between two turns of a conversation all that is open is coded, an incomplete block too.
 
 Tokens that one forward call brings attend to each other in 16 bits, whatever blocks they complete.
+
+A quantizer whose ``keep`` has a recent window or blocks of its own brings its own rule: what is coded then follows
+from the number of earlier tokens alone (``Keep.coded``), across the prompt's end, between turns too, and the
+protocol's ``block`` only says by how many tokens a tail moves on whose tokens are ranked. ``Window`` is both rules.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,10 +23,11 @@ from torch import Tensor
 from semkv_bench.errors import UsageError
 from semkv_bench.grid.cost import SIDES, Tokens, joined
 from semkv_bench.importance import shared
+from semkv_bench.quantizers.keep import Keep
 from semkv_bench.settings.allocation import SHARED, Allocation
 from semkv_bench.settings.setting import Setting
 
-__all__ = ["PARTS", "PREFILL", "Blocks", "coder_seed", "ranking"]
+__all__ = ["PARTS", "PREFILL", "Blocks", "Window", "coder_seed", "ranking", "window"]
 
 PARTS = ("prompt", "generated", "both")
 
@@ -76,19 +81,23 @@ class Blocks:
 
         The last turn's answer has just ended, so its last block, complete or not, is still open.
         """
+        return tuple(
+            self._pruned(setting, prompt, tails)
+            if setting.prune is not None
+            else window(self, setting, number, prompt).stored(tails)
+            if setting.codes(side)
+            else Tokens(kept=prompt + sum(tails))
+            for number, side in enumerate(SIDES)
+        )
+
+    def _pruned(self, setting: Setting, prompt: int, tails: Sequence[int]) -> Tokens:
         whole = [size for tail in tails[:-1] for size in self.pieces(tail)]
-        last = tails[-1] if tails else 0
-        due = self.due(max(0, last - 1))
+        due = self.due(max(0, (tails[-1] if tails else 0) - 1))
         pieces = [*whole, *self.pieces(due)] if self.codes_tail else []
         left = sum(tails) - sum(pieces)
         opened, kept = (left, 0) if self.codes_tail else (0, left)
-        parts = [setting.stored(size) for size in ([prompt] if self.codes_prompt else []) + pieces]
-        rest = Tokens(kept=kept + (0 if self.codes_prompt else prompt), open=opened)
-        sides = [joined([*(pair[side] for pair in parts), rest]) for side in range(2)]
-        return tuple(
-            tokens if setting.codes(side) else Tokens(kept=tokens.total)
-            for side, tokens in zip(SIDES, sides, strict=True)
-        )
+        parts = [setting.stored(size)[0] for size in ([prompt] if self.codes_prompt else []) + pieces]
+        return joined([*parts, Tokens(kept=kept + (0 if self.codes_prompt else prompt), open=opened)])
 
     def is_read(self, turn: int, answer: int) -> bool:
         """Must something coded have been read in ``turn``, whose answer fed ``answer`` tokens back to the model?"""
@@ -98,6 +107,95 @@ class Blocks:
 
 PREFILL = Blocks()
 """The prompt alone is coded."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """What of one side of a row is coded: a protocol's rule and a quantizer's ``keep``.
+
+    prompt: tokens before the tail. together: is a block more than its tokens one by one, because they are ranked, or
+    because the coder looks at all of them?
+
+    >>> kivi = Window(PREFILL, Keep(block=128), prompt=300)
+    >>> kivi.coded(300), kivi.coded(400), Window(Blocks("both", 4), Keep(), prompt=10).coded(15)
+    (range(0, 256), range(0, 256), range(0, 14))
+    """
+
+    rule: Blocks
+    keep: Keep
+    prompt: int
+    together: bool = False
+
+    def coded(self, tokens: int, turn_over: bool = False) -> range:
+        """The tokens that the next call must find coded in a row of ``tokens`` tokens; ``turn_over``: between turns."""
+        inside = min(tokens, self.prompt)
+        start = self._start(tokens)
+        if not self.keep.windowed:
+            stop = inside if self.rule.codes_prompt else start
+            if self.rule.codes_tail and tokens > self.prompt:
+                tail = tokens - self.prompt
+                stop = max(stop, self.prompt + (tail if turn_over else self.rule.due(tail)))
+        else:
+            stop = self.keep.coded(tokens if self.rule.codes_tail else inside).stop
+            if self.together and self.keep.block == 1 and self.rule.codes_tail:
+                base = max(start, self.keep.coded(inside).stop) if self.rule.codes_prompt else start
+                stop = base + max(0, stop - base) // self.rule.block * self.rule.block
+        return range(start, max(start, stop))
+
+    def pieces(self, start: int, stop: int) -> list[int]:
+        """Sizes of the stretches that the tokens from ``start`` to ``stop`` are ranked and coded in."""
+        if not self.keep.windowed:
+            return self.rule.pieces(stop - start)
+        size = self.keep.block
+        if size == 1:
+            size = self.rule.block if self.together else stop - start
+        whole, rest = divmod(stop - start, size)
+        return [size] * whole + [rest] * (rest > 0)
+
+    def fits(self, tokens: int) -> int | None:
+        """Tokens that one call may bring after ``tokens`` and see what single steps would see; None: any number."""
+        if not self.rule.codes_tail:
+            return None
+        now, count = self.coded(tokens), 1
+        while self.coded(tokens + count) == now:
+            count += 1
+        return count
+
+    def stored(self, tails: Sequence[int]) -> Tokens:
+        """How the side is held after the prompt and ``tails`` tokens turn by turn; see ``Blocks.stored``."""
+        length, span = self.prompt, self.coded(self.prompt)
+        pieces, settled = [len(span)], span.stop
+        for turn, tail in enumerate(tails):
+            length += tail
+            over = turn + 1 < len(tails)
+            span = self.coded(length if over else max(self.prompt, length - 1), over)
+            start = max(settled, span.start)
+            if self.rule.codes_tail and span.stop > start:
+                pieces += self.pieces(start, span.stop)
+                settled = span.stop
+        return self.tokens(length, pieces, settled)
+
+    def tokens(self, length: int, pieces: Sequence[int], settled: int) -> Tokens:
+        """What of ``length`` tokens is coded in ``pieces``, waits for its block or window, and stays in 16 bits."""
+        left = length - sum(pieces)
+        waiting = max(0, length - settled - self.keep.recent) if self.rule.codes_tail else 0
+        return Tokens.of(pieces, kept=left - min(left, waiting), open=min(left, waiting))
+
+    def _start(self, tokens: int) -> int:
+        start = 0 if self.rule.codes_prompt else self.prompt
+        past = max(0, start - self.keep.sinks)
+        # Blocks keep their phase, which counts from the sinks, where the prompt before them is not coded.
+        return min(tokens, self.keep.sinks + -(-past // self.keep.block) * self.keep.block)
+
+
+def window(rule: Blocks, setting: Setting, side: int, prompt: int) -> Window:
+    """What of the keys (side 0) or values (1) of a row is coded; a side in 16 bits is counted with the other."""
+    sides = (setting.keys, setting.values)
+    coded = sides[side] or sides[1 - side]
+    if coded is None:
+        return Window(rule, Keep(), prompt)
+    together = coded.allocation.metric is not None or coded.quantizer.granularity.tokens is None
+    return Window(rule, coded.quantizer.keep, prompt, together)
 
 
 def coder_seed(seed: int, layer: int, side: int) -> int:

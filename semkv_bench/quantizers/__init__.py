@@ -2,17 +2,46 @@
 
 from semkv_bench.quantizers.affine import Affine
 from semkv_bench.quantizers.base import Coder, Encoded, NonFiniteError, Quantizer
+from semkv_bench.quantizers.codes import PolarCode, Uniform, VectorCode
+from semkv_bench.quantizers.exact import Channels, LowRank, Mix, Outliers, Pivots
+from semkv_bench.quantizers.granularity import PER_TOKEN, TOGETHER, Granularity
+from semkv_bench.quantizers.groups import Group
+from semkv_bench.quantizers.keep import Keep, Layers
+from semkv_bench.quantizers.method import Method, Side
+from semkv_bench.quantizers.transforms import Balance, Hadamard, Normalise, Polar, Shift, Smooth
 from semkv_bench.quantizers.turboquant import TurboQuant
 from semkv_bench.quantizers.turboquant_prod import TurboQuantProd
 from semkv_bench.quantizers.turboquant_split import TurboQuantSplit
 
 __all__ = [
+    "PER_TOKEN",
+    "TOGETHER",
     "Affine",
+    "Balance",
+    "Channels",
     "Coder",
     "Encoded",
+    "Granularity",
+    "Group",
+    "Hadamard",
+    "Keep",
+    "Layers",
+    "LowRank",
+    "Method",
+    "Mix",
     "NonFiniteError",
+    "Normalise",
+    "Outliers",
+    "Pivots",
+    "Polar",
+    "PolarCode",
     "Quantizer",
+    "Shift",
+    "Side",
+    "Smooth",
     "TurboQuant",
     "TurboQuantProd",
     "TurboQuantSplit",
+    "Uniform",
+    "VectorCode",
 ]

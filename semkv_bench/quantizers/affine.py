@@ -1,6 +1,6 @@
 """Affine (asymmetric uniform) quantization per token and head, over head_dim or groups of it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -21,7 +21,7 @@ class Affine(Quantizer):
     """
 
     name: ClassVar[str] = "affine"
-    group_size: int | None = None
+    group_size: int | None = field(default=None, metadata={"short": "g"})
 
     def check(self, head_dim: int) -> None:
         """Raise UsageError if ``group_size`` does not divide ``head_dim``."""
@@ -50,9 +50,9 @@ class AffineCoder(Coder):
 
     group_size: int
 
-    def quantize_dequantize(self, x: Tensor, levels: Tensor, out: Tensor | None = None) -> Tensor:
+    def code_row(self, x: Tensor, levels: Tensor, out: Tensor) -> None:
         """See ``Coder``."""
-        return kernels.affine_quantize_dequantize(x, levels, self.group_size, out)
+        kernels.affine_quantize_dequantize(x, levels, self.group_size, out)
 
     def encode(self, x: Tensor, levels: Tensor | int) -> Encoded:
         """See ``Coder``."""

@@ -2,18 +2,21 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from semkv_bench.errors import UsageError
 from semkv_bench.grid.cost import SideShape, Tokens
 from semkv_bench.grid.levels import Storage, code_bits, packing_plan
 from semkv_bench.kernels import NonFiniteError
+from semkv_bench.quantizers.granularity import PER_TOKEN, Granularity
+from semkv_bench.quantizers.keep import Keep, Layers
 
-__all__ = ["Coder", "Encoded", "NonFiniteError", "Quantizer"]
+__all__ = ["Coder", "Encoded", "NonFiniteError", "Quantizer", "brief", "changed", "pair_label"]
 
 
 @dataclass(frozen=True)
@@ -32,15 +35,43 @@ class Encoded:
     outliers: Tensor | None = None
 
 
+@dataclass(frozen=True)
 class Quantizer(ABC):
-    """One way to code the vectors of a KV cache; subclasses are frozen dataclasses built by Hydra."""
+    """One way to code the vectors of a KV cache; subclasses are frozen dataclasses built by Hydra.
+
+    keep: tokens that stay in 16 bits. layers: layers that do, or that have levels of their own.
+    """
 
     name: ClassVar[str]
     seeded: ClassVar[bool] = False  # does the result depend on the seed?
+    granularity: ClassVar[Granularity] = PER_TOKEN
+
+    keep: Keep = field(default=Keep(), kw_only=True)
+    layers: Layers = field(default=Layers(), kw_only=True)
+
+    def __post_init__(self) -> None:
+        for name, kind in (("keep", Keep), ("layers", Layers)):
+            given = getattr(self, name)
+            if isinstance(given, Mapping):
+                known = {part.name for part in fields(kind)}
+                if wrong := sorted(set(given) - known):
+                    raise UsageError(f"there is no {name}.{wrong[0]}; known are {', '.join(sorted(known))}")
+                object.__setattr__(self, name, kind(**given))
+        group = self.granularity.tokens
+        if group is not None and self.keep.block % group:
+            raise UsageError(
+                f"{self.name} codes groups of {group} tokens: keep.block={self.keep.block} must be a multiple of it"
+            )
 
     @abstractmethod
     def check(self, head_dim: int) -> None:
         """Raise UsageError, naming what is legal, if vectors of ``head_dim`` values cannot be coded."""
+
+    def check_heads(self, heads: int, head_dim: int) -> None:  # noqa: B027 - most quantizers code each head alone
+        """Raise UsageError if the vectors of ``heads`` heads cannot be coded together."""
+
+    def check_levels(self, levels: int) -> None:  # noqa: B027 - most have any number of levels
+        """Raise UsageError if there is no grid point of ``levels`` levels."""
 
     @abstractmethod
     def metadata_bits(self, head_dim: int) -> float:
@@ -50,8 +81,11 @@ class Quantizer(ABC):
     def coder(self, head_dim: int, seed: int = 0, device: torch.device | str = "cpu") -> "Coder":
         """The coder for one head size, its tables on ``device``."""
 
-    def storage(self, levels: int, head_dim: int) -> Storage:
-        """Cost per value of vectors stored at ``levels``; UsageError as in ``check``."""
+    def storage(self, levels: int, head_dim: int, heads: int = 1) -> Storage:
+        """Cost of a coded value at ``levels``; UsageError as in ``check``.
+
+        heads: of the layer, where they share metadata. What is stored once a stretch or a sequence is not in it.
+        """
         self.check(head_dim)
         packed = packing_plan(levels).packed_bits
         return Storage(code_bits(levels), packed, packed + self.metadata_bits(head_dim) / head_dim)
@@ -62,7 +96,7 @@ class Quantizer(ABC):
         parts: (levels, tokens) of the stretch. What is kept once a stretch, or once a group of tokens, belongs here.
         """
         return math.fsum(
-            tokens * shape.values * self.storage(levels, shape.head_dim).effective_bits
+            tokens * shape.values * self.storage(levels, shape.head_dim, shape.heads).effective_bits
             for levels, tokens in parts
         )
 
@@ -71,32 +105,74 @@ class Quantizer(ABC):
         return 0.0
 
     def stored(self, tokens: int) -> Tokens:
-        """How a prompt of ``tokens`` tokens is held: in one stretch, unless some of it stays in 16 bits."""
-        return Tokens.of([tokens])
+        """How a prompt of ``tokens`` tokens is held: in one stretch, but for what ``keep`` leaves in 16 bits."""
+        coded = len(self.keep.coded(tokens))
+        return Tokens.of([coded], kept=tokens - coded)
+
+    def of_side(self, side: str) -> "Quantizer":
+        """What codes ``keys`` or ``values``: itself, unless a method codes them differently."""
+        return self
 
     def for_values(self) -> "Quantizer":
         """The value cache's quantizer when this one codes the keys: itself, unless it is for keys only."""
         return self
 
+    def options(self) -> dict[str, Any]:
+        """Fields that differ from their defaults, those of ``keep`` and ``layers`` by their own names."""
+        return changed(self)
+
+    @property
+    def label(self) -> str:
+        """Name and options: ``affine``, ``affine[g32,recent128]``."""
+        return pair_label(self, self)
+
 
 class Coder(ABC):
-    """A quantizer bound to one head size, seed and device."""
+    """A quantizer bound to one head size, seed and device, for one side of one layer.
 
-    @abstractmethod
+    simulated: does it only say what is read back, without codes that could be packed?
+    """
+
+    simulated: ClassVar[bool] = False
+
+    def prepare(self, prompt: Tensor) -> None:  # noqa: B027 - most coders need not know it
+        """The 16-bit prompt [heads, tokens, head_dim] of what will be coded, before anything is."""
+
     def quantize_dequantize(self, x: Tensor, levels: Tensor, out: Tensor | None = None) -> Tensor:
         """What each setting's cache would give back for x.
 
-        x      [heads, tokens, head_dim], float16, bfloat16 or float32
+        x      [rows, heads, tokens, head_dim], float16, bfloat16 or float32: one row for every setting, or a single
+               one that all settings code; without the row axis, [heads, tokens, head_dim], a single one
         levels int64 [S, tokens] or [S, 1], one row per setting, each 2..256
         out    [S, heads, tokens, head_dim] of x's type, perhaps strided, last dimension contiguous
 
-        Fills and returns ``out``. One pass of row statistics serves all settings.
+        Fills and returns ``out``. What a row becomes hangs on that row alone. Coders that code a single row for
+        many settings in one pass say so by ``code_row``.
         Raises NonFiniteError on NaN or infinity.
         """
+        if x.dim() == 3:
+            x = x[None]
+        if x.dim() != 4 or len(x) not in (1, len(levels)):
+            raise ValueError(
+                f"x must have one row, or one for each of {len(levels)} settings, not {tuple(x.shape)}"
+            )
+        if out is None:
+            out = x.new_empty(len(levels), *x.shape[1:])
+        if len(x) == 1:
+            self.code_row(x[0], levels, out)
+        else:
+            for row, count, target in zip(x, levels, out, strict=True):
+                self.code_row(row, count[None], target[None])
+        return out
+
+    def code_row(self, x: Tensor, levels: Tensor, out: Tensor) -> None:
+        """Fill out [S, heads, tokens, head_dim] from one row x [heads, tokens, head_dim], as said there."""
+        for count, target in zip(levels, out, strict=True):
+            target.copy_(self.decode(self.encode(x, count.expand(x.shape[1])), x.dtype))
 
     @abstractmethod
     def encode(self, x: Tensor, levels: Tensor | int) -> Encoded:
-        """Codes and metadata of x [heads, tokens, head_dim] at levels int64 [tokens], or one for all."""
+        """Codes and metadata of one row x [heads, tokens, head_dim] at levels int64 [tokens], or one for all."""
 
     @abstractmethod
     def decode(self, encoded: Encoded, dtype: torch.dtype) -> Tensor:
@@ -108,3 +184,54 @@ def token_levels(levels: Tensor | int, x: Tensor) -> Tensor:
     if isinstance(levels, int):
         return torch.full((x.shape[1],), levels, dtype=torch.int64, device=x.device)
     return levels.to(x.device)
+
+
+_WINDOWS = (Keep, Layers)
+
+
+def changed(part: Any) -> dict[str, Any]:
+    """Fields of a dataclass that differ from their defaults; those of windows stand under their own names."""
+    found: dict[str, Any] = {}
+    for entry in sorted(fields(part), key=lambda entry: isinstance(getattr(part, entry.name), _WINDOWS)):
+        value = getattr(part, entry.name)
+        default = entry.default if entry.default_factory is MISSING else entry.default_factory()
+        if value == default:
+            continue
+        if isinstance(value, _WINDOWS):
+            found |= changed(value)
+        else:
+            found[entry.name] = value
+    return found
+
+
+def pair_label(keys: Quantizer, values: Quantizer) -> str:
+    """Name and options of a pair of quantizers; ``k.`` and ``v.`` mark options that one side has.
+
+    ``affine[g32]``, ``affine[k.recent128]``, ``affine[g32]+turboquant``.
+    """
+    if keys.name != values.name:
+        return f"{keys.label}+{values.label}"
+    mine, theirs = (brief(side) for side in (keys, values))
+    both = [option for option in mine if option in theirs]
+    only = [f"k.{option}" for option in mine if option not in both]
+    only += [f"v.{option}" for option in theirs if option not in both]
+    return keys.name + (f"[{','.join([*both, *only])}]" if both or only else "")
+
+
+def brief(quantizer: Quantizer) -> list[str]:
+    """The options of a quantizer as a label spells them: ``g32``, ``recent128``, ``rotation=hadamard``."""
+    short = (
+        {part.name: part.metadata.get("short") for part in fields(quantizer)}
+        if is_dataclass(quantizer)
+        else {}
+    )
+    return [_spelled(short.get(name) or name, value) for name, value in quantizer.options().items()]
+
+
+def _spelled(name: str, value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"{name}={'+'.join(f'{key}:{count}' for key, count in value.items())}"
+    whole = isinstance(value, int) and not isinstance(value, bool) and not name[-1].isdigit() and value >= 0
+    if whole:
+        return f"{name}{value}"
+    return f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"

@@ -10,7 +10,7 @@ from torch import Tensor
 from semkv_bench import kernels
 from semkv_bench.errors import UsageError
 from semkv_bench.kernels import CodebookTables
-from semkv_bench.kernels.numerics import check_rows, finite_cast
+from semkv_bench.kernels.numerics import check_rows, finite_cast, to_float16
 from semkv_bench.kernels.token_chunks import for_token_chunks
 from semkv_bench.quantizers.base import Coder, Encoded, Quantizer, token_levels
 from semkv_bench.quantizers.codebook import lloyd_max
@@ -27,7 +27,8 @@ class TurboQuant(Quantizer):
     """A float16 norm, and Lloyd-Max codes of the randomly rotated unit vector's coordinates.
 
     As in the paper the decoded vector is scaled by the stored norm and not renormalised, so it is
-    shorter than the original by the codebook's error. ``rotation`` is ``qr`` (uniform over all
+    shorter than the original by the codebook's error; ``norm_correction`` gives it the stored norm, at no cost.
+    ``rotation`` is ``qr`` (uniform over all
     rotations), ``hadamard`` (head_dim a power of two) or ``auto``; one rotation serves all tokens,
     heads and layers of a seed. At head_dim 128 the norm costs 16 / 128 = 0.125 bits per value.
     """
@@ -35,6 +36,7 @@ class TurboQuant(Quantizer):
     name: ClassVar[str] = "turboquant"
     seeded: ClassVar[bool] = True
     rotation: str = "qr"
+    norm_correction: bool = False
 
     def check(self, head_dim: int) -> None:
         """Raise UsageError if the rotation does not exist for ``head_dim``."""
@@ -49,7 +51,7 @@ class TurboQuant(Quantizer):
     def coder(self, head_dim: int, seed: int = 0, device: torch.device | str = "cpu") -> "TurboQuantCoder":
         """A coder with the rotation of ``seed``."""
         self.check(head_dim)
-        return TurboQuantCoder(random_rotation(self.rotation, head_dim, seed), device)
+        return TurboQuantCoder(random_rotation(self.rotation, head_dim, seed), device, self.norm_correction)
 
 
 class TurboQuantCoder(Coder):
@@ -59,8 +61,11 @@ class TurboQuantCoder(Coder):
     practically never moves a coordinate over a threshold, and codes agree between CPU and GPU.
     """
 
-    def __init__(self, rotation: Tensor, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, rotation: Tensor, device: torch.device | str = "cpu", norm_correction: bool = False
+    ) -> None:
         self.device = torch.device(device)
+        self.norm_correction = norm_correction
         self.head_dim = len(rotation)
         self._rotation = rotation.to(self.device)
         self._rotation32 = self._rotation.float()
@@ -78,18 +83,19 @@ class TurboQuantCoder(Coder):
 
         levels is int64 [S, tokens] or [S, 1]; the result has S in front.
         """
-        return kernels.codebook_quantize_dequantize(y, levels, self.tables(int(levels.max())))
+        found = kernels.codebook_quantize_dequantize(y, levels, self.tables(int(levels.max())))
+        if not self.norm_correction:
+            return found
+        exact = torch.linalg.vector_norm(y, dim=-1, keepdim=True, dtype=torch.float64)
+        return _at_norm(found, to_float16(exact.float()).float())
 
     def tables(self, top: int) -> CodebookTables:
         """Codebooks of up to at least ``top`` levels."""
         return codebook_tables(self.head_dim, max(_USUAL_TOP, 1 << (top - 1).bit_length()), self.device)
 
-    def quantize_dequantize(self, x: Tensor, levels: Tensor, out: Tensor | None = None) -> Tensor:
+    def code_row(self, x: Tensor, levels: Tensor, out: Tensor) -> None:
         """See ``Coder``."""
         check_rows(x, levels)
-        heads, tokens, head_dim = x.shape
-        if out is None:
-            out = x.new_empty(len(levels), heads, tokens, head_dim)
         # A token's coding depends on its own levels only, so settings share what they have in common.
         distinct = levels.unique()
         wanted = [row.unique().tolist() for row in levels]
@@ -103,7 +109,6 @@ class TurboQuantCoder(Coder):
                 _choose(by_count, counts, levels_here[setting], out[setting, :, here])
 
         for_token_chunks(code, x)
-        return out
 
     def encode(self, x: Tensor, levels: Tensor | int) -> Encoded:
         """See ``Coder``."""
@@ -118,7 +123,15 @@ class TurboQuantCoder(Coder):
         rotated = kernels.codebook_dequantize(
             encoded.codes, encoded.metadata.squeeze(-1), encoded.levels, tables
         )
+        if self.norm_correction:
+            rotated = _at_norm(rotated, encoded.metadata.float())
         return finite_cast(self.rotate_back(rotated), dtype)
+
+
+def _at_norm(values: Tensor, norm: Tensor) -> Tensor:
+    """values [..., head_dim] scaled to ``norm`` [..., 1]; zero vectors stay."""
+    have = torch.linalg.vector_norm(values, dim=-1, keepdim=True, dtype=torch.float64).float()
+    return values * (norm / have.masked_fill(have == 0, torch.inf))
 
 
 @lru_cache(maxsize=32)

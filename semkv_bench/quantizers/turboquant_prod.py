@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from semkv_bench import kernels
+from semkv_bench.errors import UsageError
 from semkv_bench.grid.levels import Storage, code_bits, packing_plan
 from semkv_bench.kernels.numerics import finite_cast, to_float16
 from semkv_bench.quantizers.base import Encoded, Quantizer, token_levels
@@ -32,7 +33,7 @@ class TurboQuantProd(TurboQuant):
         """Norm of the vector and of the residual, float16 each."""
         return 32
 
-    def storage(self, levels: int, head_dim: int) -> Storage:
+    def storage(self, levels: int, head_dim: int, heads: int = 1) -> Storage:
         """Cost per value: codes, one sign bit, two norms."""
         self.check(head_dim)
         packed = packing_plan(levels).packed_bits + 1
@@ -40,13 +41,17 @@ class TurboQuantProd(TurboQuant):
 
     def for_values(self) -> Quantizer:
         """Plain TurboQuant with the same rotation."""
-        return TurboQuant(self.rotation)
+        return TurboQuant(self.rotation, self.norm_correction, keep=self.keep, layers=self.layers)
 
     def coder(
         self, head_dim: int, seed: int = 0, device: torch.device | str = "cpu"
     ) -> "TurboQuantProdCoder":
         """A coder with the rotation and projection of ``seed``."""
         self.check(head_dim)
+        if self.norm_correction:
+            raise UsageError(
+                "quantizer.norm_correction belongs to turboquant; turboquant_prod adds a residual instead"
+            )
         rotation = random_rotation(self.rotation, head_dim, seed)
         return TurboQuantProdCoder(rotation, gaussian_matrix(head_dim, seed), device)
 

@@ -11,6 +11,7 @@ from semkv_bench.errors import UsageError
 from semkv_bench.grid.cost import SideShape
 from semkv_bench.grid.levels import Storage, mix
 from semkv_bench.quantizers.base import Coder, Encoded, Quantizer, token_levels
+from semkv_bench.quantizers.granularity import TOGETHER, Granularity
 from semkv_bench.quantizers.turboquant import TurboQuant, TurboQuantCoder
 
 __all__ = ["TurboQuantSplit"]
@@ -28,6 +29,7 @@ class TurboQuantSplit(Quantizer):
 
     name: ClassVar[str] = "turboquant_split"
     seeded: ClassVar[bool] = True
+    granularity: ClassVar[Granularity] = TOGETHER
     outlier_share: float = 0.25
     rotation: str = "qr"
 
@@ -50,7 +52,7 @@ class TurboQuantSplit(Quantizer):
         """One float16 norm for either part."""
         return 32
 
-    def storage(self, levels: int, head_dim: int) -> Storage:
+    def storage(self, levels: int, head_dim: int, heads: int = 1) -> Storage:
         """Mean over the channels of both parts; ``levels`` is that of the ordinary channels."""
         self.check(head_dim)
         part, outliers = TurboQuant(self.rotation), self.outliers(head_dim)
@@ -81,15 +83,12 @@ class TurboQuantSplitCoder(Coder):
     outlier: TurboQuantCoder
     ordinary: TurboQuantCoder
 
-    def quantize_dequantize(self, x: Tensor, levels: Tensor, out: Tensor | None = None) -> Tensor:
+    def code_row(self, x: Tensor, levels: Tensor, out: Tensor) -> None:
         """See ``Coder``; ``levels`` are those of the ordinary channels."""
-        if out is None:
-            out = x.new_empty(len(levels), *x.shape)
         for coder, channels, factor in self._parts(self._outliers(x)):
             index = channels[:, None].expand(-1, x.shape[1], -1)
             values = coder.quantize_dequantize(x.gather(-1, index), levels * factor)
             out.scatter_(-1, index.expand(len(levels), -1, -1, -1), values)
-        return out
 
     def encode(self, x: Tensor, levels: Tensor | int) -> Encoded:
         """See ``Coder``; codes stand where their channels do."""

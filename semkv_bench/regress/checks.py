@@ -24,7 +24,7 @@ from semkv_bench.kernels import PackedLayout
 from semkv_bench.models.shape import ModelShape
 from semkv_bench.packed.coding import check_packable, packed_coder
 from semkv_bench.protocols.rule import PREFILL
-from semkv_bench.quantizers import NonFiniteError, Quantizer
+from semkv_bench.quantizers import Coder, NonFiniteError, Quantizer
 from semkv_bench.regress.probe import integers, probe_states, probe_tensor
 from semkv_bench.settings.setting import Setting
 
@@ -89,6 +89,9 @@ def _check_coder(
     for name, dtype in (_DTYPES if not seed else {"float32": torch.float32}).items():
         x = probe_tensor(head_dim, CHECK_LEVELS, dtype).to(device)
         tokens = x.shape[1]
+        if coder.simulated:
+            _check_simulated(checks, f"{label} {name}".strip(), quantizer, coder, x)
+            continue
         mixed = torch.tensor([CHECK_LEVELS[i % len(CHECK_LEVELS)] for i in range(tokens)], device=device)
         grid = torch.tensor(CHECK_LEVELS, device=device)[:, None].expand(-1, tokens)
         together = coder.quantize_dequantize(x, torch.cat([grid, mixed[None]]))
@@ -105,6 +108,21 @@ def _check_coder(
             else:
                 checks["values"][case] = _checksum(coder.decode(encoded, x.dtype))
                 checks["values"][f"{case} in one pass"] = _checksum(together[place])
+
+
+def _check_simulated(checks: Checks, case: str, quantizer: Quantizer, coder: Coder, x: Tensor) -> None:
+    """What a coder without codes gives back, over whole groups of tokens."""
+    group = quantizer.granularity.tokens or x.shape[1]
+    tokens = -(-x.shape[1] // group) * group
+    x = x.repeat(1, -(-tokens // x.shape[1]), 1)[:, :tokens]
+    coder.prepare(x)
+    for levels in CHECK_LEVELS:
+        try:
+            quantizer.check_levels(levels)
+        except UsageError:
+            continue
+        found = coder.quantize_dequantize(x, torch.tensor([[levels]], device=x.device))[0]
+        checks["values"][f"{case} L{levels}"] = _sums(found, x)
 
 
 def _check_packing(

@@ -39,6 +39,11 @@ class Allocation(ABC):
     scope: str = SHARED
 
     @property
+    def grid_point(self) -> int | None:
+        """The level count that the grid names it by."""
+        return None
+
+    @property
     @abstractmethod
     def label(self) -> str:
         """Short name that follows the quantizer's in a setting's name."""
@@ -55,8 +60,8 @@ class Allocation(ABC):
         """(levels, how many) of ``tokens`` tokens that are coded together."""
 
     @abstractmethod
-    def storage(self, quantizer: Quantizer, head_dim: int) -> Storage:
-        """Average cost per value."""
+    def storage(self, quantizer: Quantizer, head_dim: int, heads: int = 1) -> Storage:
+        """Average cost of a coded value, where ``heads`` share metadata."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,11 @@ class Uniform(Allocation):
 
     def __post_init__(self) -> None:
         check_levels([self.count])
+
+    @property
+    def grid_point(self) -> int:
+        """See ``Allocation``."""
+        return self.count
 
     @property
     def label(self) -> str:
@@ -82,9 +92,9 @@ class Uniform(Allocation):
         """See ``Allocation``."""
         return [(self.count, tokens)]
 
-    def storage(self, quantizer: Quantizer, head_dim: int) -> Storage:
+    def storage(self, quantizer: Quantizer, head_dim: int, heads: int = 1) -> Storage:
         """See ``Allocation``."""
-        return quantizer.storage(self.count, head_dim)
+        return quantizer.storage(self.count, head_dim, heads)
 
 
 @dataclass(frozen=True)
@@ -109,6 +119,11 @@ class TwoLevel(Allocation):
         _check_share("allocation.fraction", self.fraction)
 
     @property
+    def grid_point(self) -> int:
+        """See ``Allocation``: the levels of most tokens."""
+        return self.low
+
+    @property
     def label(self) -> str:
         """``L6/5@0.25:key_norm``."""
         return f"L{self.high}/{self.low}@{self.fraction:g}:{_by(self.metric, self.scope)}"
@@ -124,9 +139,9 @@ class TwoLevel(Allocation):
         high = round(self.fraction * tokens)
         return [(self.high, high), (self.low, tokens - high)]
 
-    def storage(self, quantizer: Quantizer, head_dim: int) -> Storage:
+    def storage(self, quantizer: Quantizer, head_dim: int, heads: int = 1) -> Storage:
         """See ``Allocation``."""
-        high, low = (quantizer.storage(levels, head_dim) for levels in (self.high, self.low))
+        high, low = (quantizer.storage(levels, head_dim, heads) for levels in (self.high, self.low))
         return mix([(self.fraction, high), (1 - self.fraction, low)])
 
 
@@ -164,7 +179,7 @@ class Prune(Allocation):
         """Nothing is coded."""
         return []
 
-    def storage(self, quantizer: Quantizer | None, head_dim: int) -> Storage:
+    def storage(self, quantizer: Quantizer | None, head_dim: int, heads: int = 1) -> Storage:
         """Cost per value of the unpruned cache: at keep=0.25, 4 bits."""
         return mix([(self.keep, FULL_PRECISION), (1 - self.keep, DELETED)])
 

@@ -4,12 +4,14 @@ import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from semkv_bench.errors import UsageError
 from semkv_bench.grid.cost import SIDES, Cost, LayerShape, Price, SideShape, Stored, Tokens, cost
 from semkv_bench.grid.levels import FULL_PRECISION, Storage, check_levels, mix
 from semkv_bench.quantizers import Quantizer
+from semkv_bench.quantizers.base import pair_label
 from semkv_bench.settings.allocation import Allocation, Prune, TwoLevel, Uniform
 
 __all__ = ["FULL", "Coded", "GridOnly", "Pruned", "Setting", "TwoLevelMixes", "uniform_settings"]
@@ -22,9 +24,18 @@ class Coded:
     quantizer: Quantizer
     allocation: Allocation
 
-    def storage(self, head_dim: int) -> Storage:
-        """Price of a coded value at ``head_dim`` values a vector."""
-        return self.allocation.storage(self.quantizer, head_dim)
+    def storage(self, head_dim: int, heads: int = 1) -> Storage:
+        """Cost of a coded value at ``head_dim`` values a vector, where ``heads`` share metadata."""
+        return self.allocation.storage(self.quantizer, head_dim, heads)
+
+    def at(self, layer: int, layers: int) -> "Coded | None":
+        """The same in one of ``layers`` layers; None where that one stays in 16 bits."""
+        chosen = self.quantizer.layers
+        if not chosen.stored(layer, layers):
+            return None
+        if layer in (chosen.levels or {}):
+            return Coded(self.quantizer, Uniform(chosen.levels[layer]))
+        return self
 
     def coded_bits(self, tokens: int, shape: SideShape) -> float:
         """See ``semkv_bench.grid.cost.Price``."""
@@ -46,7 +57,7 @@ class Setting:
     values: Coded | None = None
     prune: Prune | None = None
 
-    def storage(self, head_dim: int) -> Storage:
+    def storage(self, head_dim: int, heads: int = 1) -> Storage:
         """Price of a coded value at ``head_dim`` values a vector; what a cache costs is ``cost``.
 
         An engine's own setting overrides this.
@@ -54,29 +65,33 @@ class Setting:
         if self.prune is not None:
             return self.prune.storage(None, head_dim)
         sides = [
-            FULL_PRECISION if side is None else side.storage(head_dim) for side in (self.keys, self.values)
+            FULL_PRECISION if side is None else side.storage(head_dim, heads)
+            for side in (self.keys, self.values)
         ]
         return mix([(1, side) for side in sides])
 
     def storage_in(self, cache: Sequence[LayerShape | None]) -> Storage:
         """Price of a coded value, averaged over all that is coded in a cache of these layers."""
-        values: Counter[tuple[str, int]] = Counter()
+        values: Counter[tuple[str, SideShape]] = Counter()
         for layer in cache:
             if layer is not None and layer.coded:
                 for name in SIDES:
                     shape = getattr(layer, name)
-                    values[name, shape.head_dim] += shape.values
+                    values[name, shape] += shape.values
         return mix((count, self._side_storage(*at)) for at, count in values.items())
 
-    def _side_storage(self, side: str, head_dim: int) -> Storage:
+    def _side_storage(self, side: str, shape: SideShape) -> Storage:
         if self.prune is not None or self._own_format:
-            return self.storage(head_dim)
+            return self.storage(shape.head_dim)
         coded = getattr(self, side)
-        return FULL_PRECISION if coded is None else coded.storage(head_dim)
+        return FULL_PRECISION if coded is None else coded.storage(shape.head_dim, shape.heads)
 
-    def price(self, layer: int, side: str) -> Price | None:
-        """How ``keys`` or ``values`` of a layer are coded; None: not."""
-        return self if self._own_format else getattr(self, side)
+    def price(self, layer: int, side: str, layers: int) -> Price | None:
+        """How ``keys`` or ``values`` of one of ``layers`` layers are coded; None: not."""
+        if self._own_format:
+            return self
+        coded = getattr(self, side)
+        return None if coded is None else coded.at(layer, layers)
 
     @property
     def _own_format(self) -> bool:
@@ -97,7 +112,8 @@ class Setting:
 
     def cost(self, stored: Stored) -> Cost:
         """What a cache costs that holds ``stored``."""
-        return cost(self.price, stored)
+        layers = 1 + max((layer for part in stored.sides for layer in part.layers), default=0)
+        return cost(partial(self.price, layers=layers), stored)
 
     def stored(self, tokens: int) -> tuple[Tokens, Tokens]:
         """How keys and values of ``tokens`` tokens are held that are stored at once, as a prompt is."""
@@ -116,18 +132,65 @@ class Setting:
         """What a cache of these layers costs that stores ``tokens`` tokens at once, as it does a prompt."""
         return self.cost(Stored.of(cache, *self.stored(tokens)))
 
-    def check(self, head_dim: int) -> None:
-        """Raise UsageError if vectors of ``head_dim`` values cannot be stored so."""
+    def check(self, head_dim: int, heads: int | None = None) -> None:
+        """Raise UsageError if the vectors of ``heads`` heads of ``head_dim`` values cannot be stored so."""
         for side in (self.keys, self.values):
             if side is not None:
-                side.quantizer.check(head_dim)
+                self._check_side(side, head_dim, heads)
+        self._check_ranks()
 
     def check_in(self, cache: Sequence[LayerShape | None]) -> None:
         """Raise UsageError if a coded layer's vectors cannot be stored so."""
         for side, name in ((self.keys, "keys"), (self.values, "values")):
-            sizes = {getattr(layer, name).head_dim for layer in cache if layer is not None and layer.coded}
-            for head_dim in sorted(sizes if side is not None else ()):
-                side.quantizer.check(head_dim)
+            shapes = {getattr(layer, name) for layer in cache if layer is not None and layer.coded}
+            for shape in sorted(shapes if side is not None else (), key=lambda s: (s.head_dim, s.heads)):
+                self._check_side(side, shape.head_dim, shape.heads)
+        self._check_ranks()
+
+    def _check_side(self, side: Coded, head_dim: int, heads: int | None) -> None:
+        side.quantizer.check(head_dim)
+        if heads is not None:
+            side.quantizer.check_heads(heads, head_dim)
+        for count, _ in side.allocation.parts(2):
+            side.quantizer.check_levels(count)
+        if side.allocation.metric is not None and not side.quantizer.granularity.mixed:
+            raise UsageError(
+                f"{self.name}: {side.quantizer.name} has one range for several tokens of a channel, so these must "
+                "have one level count; use allocation=uniform"
+            )
+
+    def _check_ranks(self) -> None:
+        sides = [side for side in (self.keys, self.values) if side is not None]
+        if self.metrics and len({side.quantizer.keep for side in sides}) > 1:
+            raise UsageError(
+                f"{self.name} ranks tokens, so keys and values must keep the same ones in 16 bits: give both one keep"
+            )
+
+    def describe(self) -> dict[str, Any]:
+        """What the setting is, as data: the fields of the charter and of every record; None where there is no such.
+
+        kind; family: the quantizer's name, without options; levels: of a uniform setting, a number, or
+        ``{"keys": .., "values": ..}`` where the sides differ (None: 16 bits); high, low, fraction: of a mix;
+        keep: the share that pruning keeps; metric, scope: what ranks tokens; options: those that differ from the
+        defaults, under ``keys`` and ``values`` where the sides differ.
+        """
+        sides = [side for side in (self.keys, self.values) if side is not None]
+        found = dict.fromkeys(_DESCRIBED)
+        found["kind"] = self.kind
+        if sides:
+            names = list(dict.fromkeys(side.quantizer.name for side in sides))
+            found |= {"family": "+".join(names), "options": _both([_options(side) for side in sides])}
+        if self.kind == "uniform":
+            counts = [side and side.allocation.grid_point for side in (self.keys, self.values)]
+            found["levels"] = counts[0] if counts[0] == counts[1] else dict(zip(SIDES, counts, strict=True))
+        ranked = next((side.allocation for side in sides if side.allocation.metric is not None), self.prune)
+        if ranked is not None:
+            named = ("high", "low", "fraction", "keep", "metric", "scope")
+            found |= {name: getattr(ranked, name) for name in named if hasattr(ranked, name)}
+            metrics = [side.allocation.metric for side in sides]
+            if len(set(metrics)) > 1:
+                found["metric"] = dict(zip(SIDES, metrics, strict=True))
+        return found
 
     @property
     def metrics(self) -> set[str]:
@@ -144,6 +207,25 @@ class Setting:
 
 
 FULL = Setting(name="full", kind="full")
+
+_DESCRIBED = ("kind", "family", "levels", "high", "low", "fraction", "keep", "metric", "scope", "options")
+
+
+def _options(side: Coded) -> dict[str, Any] | None:
+    """Options of a side as plain data."""
+    options = side.quantizer.options()
+    plain = {name: value if _is_plain(value) else str(value) for name, value in options.items()}
+    return plain or None
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, str | int | float | bool | dict | list | tuple)
+
+
+def _both(found: Sequence[Any]) -> Any:
+    """One entry where all sides have the same."""
+    same = all(entry == found[0] for entry in found)
+    return found[0] if same else dict(zip(SIDES, found, strict=True))
 
 
 def uniform_settings(
@@ -198,7 +280,7 @@ class TwoLevelMixes:
 
     def settings(self, keys: Quantizer, values: Quantizer) -> list[Setting]:
         """One mixed setting per combination."""
-        label = _quantizer_label(keys, values)
+        label = pair_label(keys, values)
         made = []
         for metric, scope, high, low, fraction in itertools.product(
             *map(_listed, (self.metric, self.scope, self.high, self.low, self.fraction))
@@ -258,7 +340,7 @@ def _descending(pair: tuple[int | None, int | None]) -> tuple[float, float]:
 
 def _uniform(keys: Quantizer, values: Quantizer, pair: tuple[int | None, int | None]) -> Setting:
     key, value = pair
-    label = _quantizer_label(keys, values)
+    label = pair_label(keys, values)
     same = key == value and key is not None
     points = f"L{key}" if same else f"K{key or 'full'}V{value or 'full'}"
     if key is None and value is None:
@@ -267,10 +349,14 @@ def _uniform(keys: Quantizer, values: Quantizer, pair: tuple[int | None, int | N
         f"{label}-{points}",
         "uniform",
         label,
-        None if key is None else Coded(keys, Uniform(key)),
-        None if value is None else Coded(values, Uniform(value)),
+        None if key is None else Coded(keys, _grid_point(keys, key)),
+        None if value is None else Coded(values, _grid_point(values, value)),
     )
 
 
-def _quantizer_label(keys: Quantizer, values: Quantizer) -> str:
-    return keys.name if keys.name == values.name else f"{keys.name}+{values.name}"
+def _grid_point(quantizer: Quantizer, levels: int) -> Allocation:
+    """All tokens at ``levels``, or what the method's own mix makes of them."""
+    mix = getattr(quantizer, "mix", None)
+    if mix is None or levels >= mix.high:
+        return Uniform(levels)
+    return TwoLevel(mix.high, levels, mix.fraction, mix.metric, mix.scope)

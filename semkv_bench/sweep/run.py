@@ -213,7 +213,7 @@ def _answer(plan: Plan, asked: Example, outcome: Outcome) -> Mapping[str, Any]:
     return {
         "prompt_tokens": outcome.context,
         "setting": setting.name,
-        "kind": setting.kind,
+        **setting.describe(),
         "quantizer": setting.quantizer,
         **asdict(setting.storage_in(plan.shape.cache)),
         **_cache(outcome),

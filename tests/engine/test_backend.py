@@ -21,7 +21,7 @@ class CacheType(Setting):
 
     bits: float = 16.0
 
-    def storage(self, head_dim):
+    def storage(self, head_dim, heads=1):
         return Storage(self.bits, self.bits, self.bits) if self.bits < 16 else FULL_PRECISION
 
 

@@ -101,19 +101,19 @@ def test_marked_rows_return_to_their_open_tokens():
     rows.reserve(3, 12)
     rows.update(*torch.randn(2, 3, 2, 6, 16, generator=torch.Generator().manual_seed(4)), 0)
     for row, settled in zip(rows.rows, (2, 3, 4), strict=True):
-        row.settled = settled
+        row.settled = (settled, settled)
     before = {row.index: _stored(rows, number) for number, row in enumerate(rows.rows)}
     marks = rows.mark()
     rows.update(*torch.ones(2, 3, 2, 2, 16), 0)
     for number, row in enumerate(rows.rows):
-        for side in rows.layers[0].part(number, slice(row.settled, 8)):
+        for side in rows.layers[0].part(number, slice(row.open_from, 8)):
             side.zero_()
-        row.settled, row.pieces = 8, (8,)
+        row.settled, row.pieces = (8, 8), ((8,), (8,))
     rows.park([0])
     rows.unpark()
     rows.return_to(marks)
     for number, row in enumerate(rows.rows):
-        assert (row.settled, row.coded) == ((2, 3, 4)[row.index], 0)
+        assert (row.open_from, row.coded) == ((2, 3, 4)[row.index], (0, 0))
         assert all(map(torch.equal, _stored(rows, number), before[row.index]))
 
 

@@ -35,6 +35,7 @@ MATRIX = {
     "affine-g32": Row(Affine(group_size=32)),
     "turboquant": Row(TurboQuant(), tolerance=2e-6),
     "turboquant-auto": Row(TurboQuant("auto"), tolerance=2e-6),
+    "turboquant-norm": Row(TurboQuant(norm_correction=True), tolerance=2e-6),
     "turboquant_prod": Row(TurboQuantProd(), codes=2, tolerance=2e-6),
     "turboquant_split": Row(TurboQuantSplit(), codes=2, tolerance=2e-6, tokenwise=False),
 }
@@ -220,8 +221,18 @@ def test_seed_matters_exactly_where_it_is_said_to(quantizer):
 
 
 @pytest.mark.parametrize("path", sorted(CONF.glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_shipped_configuration_builds_a_working_quantizer(path):
-    quantizer = instantiate(yaml.safe_load(path.read_text()))
-    quantizer.check(64)
-    assert quantizer.name and isinstance(quantizer.seeded, bool)
-    assert quantizer.coder(64).encode(sample(), 4).codes.max() > 0
+def test_every_shipped_configuration_builds_working_quantizers(path):
+    made = instantiate(yaml.safe_load(path.read_text()), _convert_="all")
+    x = sample(tokens=256)
+    for quantizer in (made.of_side("keys"), made.of_side("values"), made.for_values()):
+        quantizer.check(64)
+        quantizer.check_heads(2, 64)
+        assert quantizer.name and isinstance(quantizer.seeded, bool)
+        coder = quantizer.coder(64)
+        coder.prepare(x)
+        found = coder.quantize_dequantize(x, torch.tensor([[4]]))[0]
+        assert 0 < (found - x).square().mean() < 0.5
+        assert quantizer.storage(4, 64, 2).effective_bits >= 2
+        constant = torch.full((2, 256, 64), 0.75)
+        coder.prepare(constant)
+        assert torch.isfinite(coder.quantize_dequantize(constant, torch.tensor([[4]]))).all()

@@ -1,0 +1,175 @@
+"""What a group of values becomes: the code of a method.
+
+A code is a frozen dataclass with ``quantize_dequantize(grouped, levels)``, float32 [..., groups, members] to the
+values that are read back, and ``metadata_bits``, per group. To add one: write the class, name it by ``_target_``.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from semkv_bench.errors import UsageError
+from semkv_bench.grid.levels import code_bits, packing_plan
+from semkv_bench.kernels.numerics import to_float16
+
+__all__ = ["Code", "PolarCode", "Uniform", "VectorCode"]
+
+
+class Code(ABC):
+    """How the values of a group are coded."""
+
+    @abstractmethod
+    def quantize_dequantize(self, grouped: Tensor, levels: int) -> Tensor:
+        """What is read back of float32 [..., members], each last axis one group."""
+
+    @property
+    @abstractmethod
+    def metadata_bits(self) -> float:
+        """Bits stored with each group."""
+
+    def check_levels(self, levels: int) -> None:  # noqa: B027 - most codes have any number of levels
+        """Raise UsageError if there is no such code with ``levels`` levels."""
+
+    def bits(self, levels: int) -> tuple[float, float]:
+        """Entropy of a code, and its packed bits, per value."""
+        return code_bits(levels), packing_plan(levels).packed_bits
+
+
+_ZEROS, _MOMENTS = ("float", "int", "mean"), ("before", "after")
+
+
+@dataclass(frozen=True)
+class Uniform(Code):
+    """Evenly spaced levels between a group's minimum and maximum, as KIVI, QuaRot, Atom, QServe and others have them.
+
+    zero: ``float``: x' = code * scale + min. ``int``: x' = scale * (code - z) with a whole z. ``mean`` (QAQ): signed
+    codes around the group's mean, steps of range/L. clip: share of the range that is covered. cover_zero: the range
+    holds 0. eps: least scale; None: a constant group is exact. round_scale: metadata are rounded to float16 ``before``
+    coding (KIVI, optimum-quanto) or ``after`` it (KVarN).
+    """
+
+    zero: str = "float"
+    clip: float = 1.0
+    cover_zero: bool = False
+    eps: float | None = None
+    round_scale: str = "before"
+    metadata_bits: float = 32
+
+    def __post_init__(self) -> None:
+        for name, known in (("zero", _ZEROS), ("round_scale", _MOMENTS)):
+            if getattr(self, name) not in known:
+                raise UsageError(f"code.{name}={getattr(self, name)} is not known; use {' or '.join(known)}")
+        if not 0 < self.clip <= 1:
+            raise UsageError(f"code.clip={self.clip} must be above 0 and at most 1")
+
+    def quantize_dequantize(self, grouped: Tensor, levels: int) -> Tensor:
+        """See ``Code``."""
+        low, high = grouped.amin(-1, keepdim=True), grouped.amax(-1, keepdim=True)
+        constant = low == high
+        if self.zero == "mean":
+            found = self._around_mean(grouped, high - low, levels)
+        else:
+            found = self._ranged(grouped, low * self.clip, high * self.clip, levels)
+        return torch.where(constant, to_float16(low).float(), found)
+
+    def _ranged(self, x: Tensor, low: Tensor, high: Tensor, levels: int) -> Tensor:
+        if self.cover_zero:
+            low, high = low.clamp(max=0), high.clamp(min=0)
+        top = levels - 1
+        exact = (high - low) / top
+        if self.eps is not None:
+            exact = exact.clamp(min=self.eps)
+        scale, zero = to_float16(exact).float(), to_float16(low).float()
+        step, start = (scale, zero) if self.round_scale == "before" else (exact, low)
+        divisor = step.masked_fill(step == 0, math.inf)
+        if self.zero == "int":
+            whole = (-low / divisor).round()
+            codes = ((x / divisor).round() + whole).clamp(0, top)
+            return scale * (codes - whole)
+        codes = ((x - start) / divisor).clamp(0, top).round()
+        return codes * scale + zero
+
+    def _around_mean(self, x: Tensor, span: Tensor, levels: int) -> Tensor:
+        middle, step = to_float16(x.mean(-1, keepdim=True)).float(), to_float16(span / levels).float()
+        lowest = -(levels // 2)
+        codes = (
+            ((x - middle) / step.masked_fill(step == 0, math.inf)).round().clamp(lowest, lowest + levels - 1)
+        )
+        return codes * step + middle
+
+
+@dataclass(frozen=True)
+class PolarCode(Code):
+    """Cells of equal width, read at their middle (PolarQuant): radius and angle have ranges of their own."""
+
+    metadata_bits: float = 32
+
+    def quantize_dequantize(self, grouped: Tensor, levels: int) -> Tensor:
+        """See ``Code``."""
+        low, high = to_float16(grouped.amin(-1, keepdim=True)).float(), grouped.amax(-1, keepdim=True)
+        step = to_float16((high - low) / levels).float()
+        codes = ((grouped - low) / step.masked_fill(step == 0, math.inf)).floor().clamp(0, levels - 1)
+        return low + (codes + 0.5 * (step > 0)) * step
+
+
+@dataclass(frozen=True)
+class VectorCode(Code):
+    """``dim`` neighbouring values of unit variance by the nearest of a fixed set of points (NSNQuant).
+
+    The points are a seeded k-means of normal samples, so they are those of the paper in spirit only. With L levels
+    there are L**dim of them for ``dim`` values; above two levels signs are coded apart, and (L/2)**dim points are
+    magnitudes. Nothing is stored with a group.
+    """
+
+    dim: int = 8
+    most: int = 4
+    metadata_bits: float = 0
+
+    def check_levels(self, levels: int) -> None:
+        """See ``Code``."""
+        if levels > self.most:
+            raise UsageError(
+                f"a vector code of {self.dim} values has at most {self.most} levels, not {levels}: "
+                f"grid.levels=[{','.join(map(str, range(self.most, 1, -1)))}]"
+            )
+
+    def bits(self, levels: int) -> tuple[float, float]:
+        """See ``Code``."""
+        points, signs = self._points(levels)
+        exact = math.log2(points) / self.dim + signs
+        return exact, math.ceil(math.log2(points)) / self.dim + signs
+
+    def quantize_dequantize(self, grouped: Tensor, levels: int) -> Tensor:
+        """See ``Code``."""
+        points, signs = self._points(levels)
+        book = _normal_points(points, self.dim, bool(signs)).to(grouped.device)
+        vectors = grouped.reshape(-1, self.dim)
+        target = vectors.abs() if signs else vectors
+        found = torch.empty_like(vectors)
+        for part, out in zip(target.split(4096), found.split(4096), strict=True):
+            out.copy_(book[torch.cdist(part, book).argmin(-1)])
+        found = torch.where(vectors < 0, -found, found) if signs else found
+        return found.view(grouped.shape)
+
+    def _points(self, levels: int) -> tuple[int, int]:
+        signs = levels > 2
+        return round((levels / 2 if signs else levels) ** self.dim), int(signs)
+
+
+@lru_cache(maxsize=16)
+def _normal_points(points: int, dim: int, magnitudes: bool) -> Tensor:
+    """float32 [points, dim]: k-means of seeded normal samples, or of their magnitudes."""
+    generator = torch.Generator().manual_seed(points * 1000 + dim)
+    samples = torch.randn(max(64 * points, 4096), dim, generator=generator)
+    samples = samples.abs() if magnitudes else samples
+    book = samples[:points].clone()
+    for _ in range(15):
+        nearest = torch.cat([torch.cdist(part, book).argmin(-1) for part in samples.split(4096)])
+        count = torch.bincount(nearest, minlength=points)
+        sums = torch.zeros_like(book).index_add_(0, nearest, samples)
+        book = torch.where((count > 0)[:, None], sums / count.clamp(min=1)[:, None], book)
+    return book

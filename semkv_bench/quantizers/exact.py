@@ -1,0 +1,145 @@
+"""What a method keeps beside its codes: outliers, tokens and channels that are coded better, a low-rank residual."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from semkv_bench.errors import UsageError
+from semkv_bench.kernels.numerics import to_float16
+
+__all__ = ["Channels", "LowRank", "Mix", "Outliers", "Pivots"]
+
+Coding = Callable[[Tensor, int], Tensor]
+
+
+def _check_share(name: str, share: float) -> None:
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < 1:
+        raise UsageError(f"{name}={share} must be a number between 0 and 1")
+
+
+@dataclass(frozen=True)
+class Outliers:
+    """The ``share`` of extreme values of a vector, half of it at either end, in 16 bits (GEAR, QAQ).
+
+    over: what a vector is: ``channel``, one channel over the tokens of the piece; ``token``, all heads of one token;
+    ``head``, one head of one token. Their places are filled with the vector's mean while the rest is coded. Each costs
+    a float16 and a 16-bit index.
+    """
+
+    share: float = 0.02
+    over: str = "channel"
+
+    def __post_init__(self) -> None:
+        _check_share("outliers.share", self.share)
+        if self.over not in ("channel", "token", "head"):
+            raise UsageError(f"outliers.over={self.over} is not known; use channel, token or head")
+
+    def lines(self, y: Tensor) -> Tensor:
+        """y [units, heads, tokens, channels] with a vector on the last axis; a view or a copy."""
+        if self.over == "channel":
+            return y.transpose(2, 3)
+        return y.transpose(1, 2).flatten(2) if self.over == "token" else y
+
+    def back(self, lines: Tensor, heads: int) -> Tensor:
+        """Inverse of ``lines``."""
+        if self.over == "channel":
+            return lines.transpose(2, 3)
+        return lines.unflatten(-1, (heads, -1)).transpose(1, 2) if self.over == "token" else lines
+
+    def take(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """y with its outliers replaced by the mean, and a mask of them."""
+        lines = self.lines(y)
+        count = round(self.share / 2 * lines.shape[-1])
+        order = lines.argsort(dim=-1, stable=True)
+        places = torch.cat([order[..., :count], order[..., lines.shape[-1] - count :]], dim=-1)
+        mask = torch.zeros_like(lines, dtype=torch.bool).scatter_(-1, places, True)
+        filled = torch.where(mask, lines.mean(-1, keepdim=True), lines)
+        return self.back(filled, y.shape[1]), self.back(mask, y.shape[1])
+
+    @property
+    def bits(self) -> float:
+        """Bits per coded value."""
+        return 32 * self.share
+
+
+@dataclass(frozen=True)
+class Channels:
+    """The ``share`` of channels of largest mean magnitude, per head and unit, at ``levels`` levels (Kitty)."""
+
+    share: float = 0.1
+    levels: int = 16
+
+    def __post_init__(self) -> None:
+        _check_share("channels.share", self.share)
+
+    def count(self, head_dim: int) -> int:
+        """How many channels."""
+        return int(self.share * head_dim)
+
+    def mask(self, y: Tensor) -> Tensor:
+        """The channels of y [units, heads, tokens, channels], bool [units, heads, 1, channels]; ties to the lower."""
+        size = y.abs().mean(2, keepdim=True)
+        order = size.argsort(dim=-1, descending=True, stable=True)[..., : self.count(y.shape[-1])]
+        return torch.zeros_like(size, dtype=torch.bool).scatter_(-1, order, True)
+
+
+@dataclass(frozen=True)
+class Pivots:
+    """The ``per_group`` tokens of smallest L1 norm of each unit of ``tokens`` tokens, in 16 bits (OTT).
+
+    They are left out of the ranges of their group. Of the method's pool only the tokens of the side itself are kept.
+    """
+
+    per_group: int = 1
+
+    def mask(self, y: Tensor) -> Tensor:
+        """The pivots of y [units, heads, tokens, channels], bool [units, heads, tokens, 1]."""
+        size = y.abs().sum(-1, keepdim=True)
+        order = size.argsort(dim=2, stable=True)[:, :, : self.per_group]
+        return torch.zeros_like(size, dtype=torch.bool).scatter_(2, order, True)
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """A low-rank term of what coding misses, per head and piece, factors in float16 (GEAR).
+
+    rank: of a piece longer than the method's block, ``tail_rank`` of others; found by ``iterations`` rounds of power
+    iteration from a seeded start.
+    """
+
+    rank: int = 4
+    tail_rank: int = 2
+    iterations: int = 3
+
+    def of(self, tokens: int, block: int) -> int:
+        """The rank of a piece of ``tokens`` tokens."""
+        return self.rank if tokens > block else self.tail_rank
+
+    def term(self, missed: Tensor, rank: int) -> Tensor:
+        """The term for ``missed`` [units, heads, tokens, channels]."""
+        generator = torch.Generator().manual_seed(missed.shape[-1])
+        right = torch.rand(missed.shape[-1], rank, generator=generator).to(missed)
+        right = right.expand(*missed.shape[:2], -1, -1)
+        for _ in range(self.iterations):
+            left = torch.linalg.qr(missed @ right).Q
+            right = missed.transpose(2, 3) @ left
+        return to_float16(left).float() @ to_float16(right).float().transpose(2, 3)
+
+    def bits(self, tokens: int, head_dim: int, block: int) -> float:
+        """Bits per coded value of a piece of ``tokens`` tokens."""
+        return 16 * self.of(tokens, block) * (1 / head_dim + 1 / tokens) if tokens else 0.0
+
+
+@dataclass(frozen=True)
+class Mix:
+    """A method's own allocation: the ``fraction`` of tokens that ``metric`` ranks first has ``high`` levels.
+
+    A grid point then is the level count of the others, where it is below ``high``; else all tokens have it.
+    """
+
+    high: int = 16
+    fraction: float = 0.6
+    metric: str = "attention_window"
+    scope: str = "layer"

@@ -1,0 +1,335 @@
+"""Methods from parts: transform x group x code x keep x residual, a side each for keys and values.
+
+A method is one YAML file whose ``_target_`` is ``semkv_bench.quantizers.Method``. Its sides name their parts: steps
+of ``transform`` and the ``code`` by ``_target_``, the others (``group``, ``keep``, ``outliers``, ``channels``,
+``pivots``, ``residual``, ``layers``, ``mix``) by their fields alone. To add a part, write a frozen dataclass after the
+contract at the top of transforms.py, codes.py or exact.py; to add a method of parts that exist, write the YAML file.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import torch
+from omegaconf import OmegaConf
+from torch import Tensor
+
+from semkv_bench.config.choices import choice_file
+from semkv_bench.config.compose import build
+from semkv_bench.errors import SemkvError, UsageError
+from semkv_bench.grid.cost import SideShape
+from semkv_bench.grid.levels import Storage
+from semkv_bench.kernels.numerics import check_rows, finite_cast
+from semkv_bench.quantizers.base import Coder, Encoded, NonFiniteError, Quantizer
+from semkv_bench.quantizers.codes import Code, Uniform
+from semkv_bench.quantizers.exact import Channels, LowRank, Mix, Outliers, Pivots
+from semkv_bench.quantizers.granularity import TOGETHER, Granularity
+from semkv_bench.quantizers.groups import CLASS, Group
+from semkv_bench.quantizers.transforms import Step
+
+__all__ = ["Method", "Side"]
+
+_PARTS = {
+    "group": Group,
+    "outliers": Outliers,
+    "channels": Channels,
+    "pivots": Pivots,
+    "residual": LowRank,
+    "mix": Mix,
+}
+
+_BY_TOKEN, _EVEN = Group(), Uniform()
+
+
+@dataclass(frozen=True)
+class Side(Quantizer):
+    """How a method stores the keys, or the values. Nothing but affine per token is the default.
+
+    name, side: set by the ``Method``. tile: tokens that steps which work on tiles see at once (None: the block).
+    """
+
+    name: str = "method"
+    side: str = "keys"
+    transform: tuple[Step, ...] = ()
+    group: Group = _BY_TOKEN
+    code: Code = _EVEN
+    outliers: Outliers | None = None
+    channels: Channels | None = None
+    pivots: Pivots | None = None
+    residual: LowRank | None = None
+    mix: Mix | None = None
+    tile: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "transform", tuple(self.transform or ()))
+        for name, kind in _PARTS.items():
+            given = getattr(self, name)
+            if isinstance(given, Mapping):
+                _check_fields(name, kind, given)
+                object.__setattr__(self, name, kind(**given))
+        super().__post_init__()
+
+    @property
+    def granularity(self) -> Granularity:
+        """See ``Quantizer``."""
+        by_class = self.group.tokens == CLASS
+        whole = any(not step.per_token and not step.tiled for step in self.transform)
+        over_tokens = self.outliers is not None and self.outliers.over == "channel"
+        if by_class or whole or over_tokens or self.residual is not None:
+            return Granularity(None, mixed=by_class or self.group.axis == "token")
+        if any(step.tiled for step in self.transform):
+            return Granularity(self.tile or self._block, mixed=self.group.axis == "token")
+        if self.channels is not None or self.group.axis == "channel":
+            return Granularity(self.group.tokens or self._block, mixed=False)
+        return TOGETHER if self.pivots is not None else Granularity()
+
+    @property
+    def _block(self) -> int:
+        return self.keep["block"] if isinstance(self.keep, Mapping) else self.keep.block
+
+    def check(self, head_dim: int) -> None:
+        """See ``Quantizer``."""
+        for step in self.transform:
+            step.check(head_dim)
+        self.group.check(head_dim)
+
+    def check_heads(self, heads: int, head_dim: int) -> None:
+        """See ``Quantizer``."""
+        self.group.check(head_dim, heads)
+
+    def check_levels(self, levels: int) -> None:
+        """Raise UsageError if there is no such code with ``levels`` levels."""
+        self.code.check_levels(levels)
+
+    def metadata_bits(self, head_dim: int) -> float:
+        """See ``Quantizer``: of one head's vector, where heads are coded alone, in a long sequence."""
+        return self._metadata(SideShape(1, head_dim), None) * head_dim
+
+    def _metadata(self, shape: SideShape, tokens: int | None) -> float:
+        """Metadata bits per coded value of a stretch of ``tokens`` tokens; None: the limit of many."""
+        members = self.group.members(shape.head_dim, shape.heads, tokens)
+        tile = self.granularity.tokens or self._block
+        bits = self.code.metadata_bits / members
+        bits += sum(step.bits(shape.head_dim, shape.heads, tokens, tile) for step in self.transform)
+        bits += 0 if self.outliers is None else self.outliers.bits
+        if self.channels is not None:
+            bits += 1 / tile
+        if self.pivots is not None:
+            bits += 16 * self.pivots.per_group / tile
+        if self.residual is not None:
+            bits += self.residual.bits(tokens or 2**40, shape.head_dim, self._block)
+        return bits
+
+    def storage(self, levels: int, head_dim: int, heads: int = 1) -> Storage:
+        """See ``Quantizer``."""
+        self.check(head_dim)
+        self.check_levels(levels)
+        code, packed = self._code_bits(levels, head_dim)
+        return Storage(code, packed, packed + self._metadata(SideShape(heads, head_dim), None))
+
+    def _code_bits(self, levels: int, head_dim: int) -> tuple[float, float]:
+        code, packed = self.code.bits(levels)
+        if self.channels is None:
+            return code, packed
+        share = self.channels.count(head_dim) / head_dim
+        better = self.code.bits(max(levels, self.channels.levels))
+        return code + share * (better[0] - code), packed + share * (better[1] - packed)
+
+    def coded_bits(self, parts: Sequence[tuple[int, int]], shape: SideShape) -> float:
+        """See ``Quantizer``; what all tokens of a stretch share is counted once for it, or for each of its classes."""
+        whole = sum(tokens for _, tokens in parts)
+        by_class = self.group.tokens == CLASS or self.mix is not None
+        return math.fsum(
+            tokens
+            * shape.values
+            * (
+                self._code_bits(levels, shape.head_dim)[1]
+                + self._metadata(shape, tokens if by_class else whole)
+            )
+            for levels, tokens in parts
+            if tokens
+        )
+
+    def coder(self, head_dim: int, seed: int = 0, device: torch.device | str = "cpu") -> "SideCoder":
+        """See ``Quantizer``."""
+        self.check(head_dim)
+        return SideCoder(self)
+
+    def of_side(self, side: str) -> Quantizer:
+        """See ``Quantizer``."""
+        return self
+
+    def options(self) -> dict[str, Any]:
+        """Parts and fields that differ from the method's file; none for a side without a file of its name."""
+        preset = _preset(self.name)
+        return {} if preset is None else _differences(self, getattr(preset, self.side))
+
+
+@dataclass(frozen=True)
+class Method:
+    """A published method: how its keys and its values are stored."""
+
+    name: str
+    keys: Side = field(default_factory=Side)
+    values: Side = field(default_factory=Side)
+
+    def __post_init__(self) -> None:
+        for side in ("keys", "values"):
+            given = getattr(self, side)
+            if isinstance(given, Mapping):
+                _check_fields(side, Side, given)
+                made = Side(**{**given, "name": self.name, "side": side})
+            else:
+                made = _replaced(given, name=self.name, side=side)
+            object.__setattr__(self, side, made)
+
+    def of_side(self, side: str) -> Side:
+        """What codes ``keys`` or ``values``."""
+        return getattr(self, side)
+
+    def for_values(self) -> Side:
+        """What codes the values where this method codes the keys."""
+        return self.values
+
+
+def _replaced(side: Side, **changes: Any) -> Side:
+    return Side(**{entry.name: getattr(side, entry.name) for entry in fields(side)} | changes)
+
+
+def _check_fields(what: str, kind: type, given: Mapping[str, Any]) -> None:
+    known = {entry.name for entry in fields(kind)}
+    if wrong := sorted(set(given) - known):
+        raise UsageError(f"there is no {what}.{wrong[0]}; known are {', '.join(sorted(known))}")
+
+
+@lru_cache(maxsize=64)
+def _preset(name: str) -> Method | None:
+    """The method as its file has it; None if there is no such file."""
+    try:
+        node = OmegaConf.load(choice_file("quantizer", name))
+    except StopIteration:
+        return None
+    made = build(node, "quantizer")
+    return made if isinstance(made, Method) else None
+
+
+def _differences(mine: Any, usual: Any, prefix: str = "") -> dict[str, Any]:
+    """Fields of two parts that differ; those of ``keep`` and ``layers`` under their own names."""
+    found: dict[str, Any] = {}
+    for entry in fields(mine):
+        value, before = getattr(mine, entry.name), getattr(usual, entry.name)
+        if value == before:
+            continue
+        name = f"{prefix}{entry.name}"
+        if is_dataclass(value) and type(value) is type(before):
+            inner = "" if entry.name in ("keep", "layers") and not prefix else f"{name}."
+            found |= _differences(value, before, inner)
+        elif isinstance(value, tuple):
+            found[name] = "+".join(map(_part, value)) or "none"
+        else:
+            found[name] = _part(value) if is_dataclass(value) else value
+    return found
+
+
+def _part(part: Any) -> str:
+    """A part and its fields in few words."""
+    chosen = [f"{e.name}={getattr(part, e.name)}" for e in fields(part) if getattr(part, e.name) != e.default]
+    return type(part).__name__.lower() + (f"({' '.join(chosen)})" if chosen else "")
+
+
+class SideCoder(Coder):
+    """Codes pieces of one side as its parts say. Values are simulated; there are no codes to pack."""
+
+    simulated: ClassVar[bool] = True
+
+    def __init__(self, side: Side) -> None:
+        self.side = side
+        self._prompt: Tensor | None = None
+
+    def prepare(self, prompt: Tensor) -> None:
+        """See ``Coder``."""
+        self._prompt = prompt.float()
+
+    def code_row(self, x: Tensor, levels: Tensor, out: Tensor) -> None:
+        """See ``Coder``."""
+        check_rows(x, levels)
+        if not bool(torch.isfinite(x).all()):
+            raise NonFiniteError("NaN or infinity in the tensor to be quantized")
+        tokens = x.shape[1]
+        if not tokens:
+            return
+        size = self.side.granularity.tokens or tokens
+        size = tokens if size == 1 else size
+        if tokens % size:
+            raise ValueError(f"{tokens} tokens are not whole groups of {size}")
+        y = x.float().unflatten(1, (-1, size)).transpose(0, 1)  # [units, heads, tokens, channels]
+        undo = []
+        for step in self.side.transform:
+            y, back = step.apply(y, self._prompt)
+            undo.append(back)
+        for count, target in zip(levels, out, strict=True):
+            values = self._at(y, count.expand(tokens))
+            for back in reversed(undo):
+                values = back(values)
+            target.copy_(finite_cast(values.transpose(0, 1).flatten(1, 2), target.dtype))
+
+    def _at(self, y: Tensor, levels: Tensor) -> Tensor:
+        """Values of y [units, heads, tokens, channels] at levels int64 [tokens of all units]."""
+        counts = levels.unique().tolist()
+        if len(counts) == 1:
+            return self._coded(y, counts[0])
+        if not self.side.granularity.mixed:
+            raise UsageError(f"{self.side.name}: tokens of one channel group must have one level count")
+        levels = levels.view(y.shape[0], 1, y.shape[2], 1)
+        found = torch.empty_like(y)
+        for count in counts:
+            here = (levels == count).flatten()
+            if self.side.group.tokens == CLASS:
+                found[:, :, here] = self._coded(y[:, :, here], count)
+            else:
+                found = torch.where(levels == count, self._coded(y, count), found)
+        return found
+
+    def _coded(self, y: Tensor, levels: int) -> Tensor:
+        """Values of y at one level count."""
+        side, source, mask = self.side, y, None
+        if side.outliers is not None:
+            source, mask = side.outliers.take(y)
+        if side.pivots is not None:
+            mask = side.pivots.mask(y)
+            source = torch.where(mask, _first_other(y, mask), y)
+        found = self._grouped(source, levels)
+        if side.channels is not None:
+            better = self._grouped(source, max(levels, side.channels.levels))
+            found = torch.where(side.channels.mask(y), better, found)
+        if mask is not None:
+            found = torch.where(mask, y, found)
+        if side.residual is not None:
+            rank = side.residual.of(y.shape[2], side.keep.block)
+            found = found + side.residual.term(y - found, rank)
+            found = found if mask is None else torch.where(mask, y, found)
+        return found
+
+    def _grouped(self, y: Tensor, levels: int) -> Tensor:
+        group = self.side.group
+        return group.join(self.side.code.quantize_dequantize(group.split(y), levels), y.shape[1])
+
+    def encode(self, x: Tensor, levels: Tensor | int) -> Encoded:
+        """Raises SemkvError: the method is simulated."""
+        raise SemkvError(
+            f"{self.side.name} is simulated: its values are coded and read back, no codes are stored"
+        )
+
+    def decode(self, encoded: Encoded, dtype: torch.dtype) -> Tensor:
+        """See ``encode``."""
+        raise SemkvError(
+            f"{self.side.name} is simulated: its values are coded and read back, no codes are stored"
+        )
+
+
+def _first_other(y: Tensor, mask: Tensor) -> Tensor:
+    """For every channel the value of the unit's first token that is not marked: it widens no range."""
+    first = (~mask).int().argmax(2, keepdim=True).expand(-1, -1, 1, y.shape[-1])
+    return y.gather(2, first)

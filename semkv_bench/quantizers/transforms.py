@@ -1,0 +1,220 @@
+"""Invertible steps before a code: rotations, scaling, other coordinates.
+
+A step is a frozen dataclass whose ``apply`` takes float32 [units, heads, tokens, channels] and returns the changed
+values and a function that undoes it; what it stores is priced by ``bits``. A unit is what is coded together. To add
+one: write the class, name it by ``_target_`` in a method's ``transform``.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from scipy import linalg
+from torch import Tensor
+
+from semkv_bench.errors import UsageError
+from semkv_bench.kernels.numerics import to_float16
+
+__all__ = ["Balance", "Hadamard", "Normalise", "Polar", "Shift", "Smooth", "Step"]
+
+Undo = Callable[[Tensor], Tensor]
+
+
+class Step(ABC):
+    """One invertible step."""
+
+    per_token: ClassVar[bool] = True  # is a token's result its own affair?
+    tiled: ClassVar[bool] = False  # does it work on tiles of the method's block, and not on whole pieces?
+
+    @abstractmethod
+    def apply(self, y: Tensor, prompt: Tensor | None = None) -> tuple[Tensor, Undo]:
+        """Changed values, and the way back. prompt: float32 [heads, tokens, channels] of the whole prompt, if known."""
+
+    def check(self, head_dim: int) -> None:  # noqa: B027 - most steps take any size
+        """Raise UsageError if vectors of ``head_dim`` values cannot be changed so."""
+
+    def bits(self, head_dim: int, heads: int, tokens: int | None, tile: int) -> float:
+        """Metadata bits per coded value; tokens: of the sequence (None: many), tile: of a tile."""
+        return 0.0
+
+
+@dataclass(frozen=True)
+class Hadamard(Step):
+    """The normalised Sylvester matrix along head_dim, in blocks of ``size`` channels (None: the whole head)."""
+
+    size: int | None = None
+
+    def check(self, head_dim: int) -> None:
+        """See ``Step``."""
+        size = self.size or head_dim
+        if size & (size - 1) or head_dim % size:
+            legal = [n for n in (16, 32, 64, 128, 256) if head_dim % n == 0]
+            raise UsageError(
+                f"a Hadamard step of size {size} does not fit head_dim {head_dim}; "
+                f"legal sizes are {', '.join(map(str, legal)) or 'none'}"
+            )
+
+    def apply(self, y: Tensor, prompt: Tensor | None = None) -> tuple[Tensor, Undo]:
+        """See ``Step``."""
+        size = self.size or y.shape[-1]
+        matrix = torch.from_numpy(linalg.hadamard(size) / math.sqrt(size)).to(y.device)
+
+        def turned(values: Tensor) -> Tensor:
+            # In float64: no code should hang on how a machine orders a sum.
+            return (values.double().unflatten(-1, (-1, size)) @ matrix).flatten(-2).float()
+
+        return turned(y), turned  # the matrix is symmetric: its own inverse
+
+
+@dataclass(frozen=True)
+class Smooth(Step):
+    """Channels divided by max|x| ** alpha, per head, over the tokens of the piece or of the prompt.
+
+    tie_rope: channels c and c + head_dim/2 share the larger factor, so that it commutes with the rotary embedding
+    (QServe). Factors of the prompt belong to the sequence and are kept in float16.
+    """
+
+    per_token: ClassVar[bool] = False
+    alpha: float = 0.5
+    source: str = "piece"
+    tie_rope: bool = False
+
+    def __post_init__(self) -> None:
+        if self.source not in ("piece", "prompt"):
+            raise UsageError(f"smooth.source={self.source} is not known; use piece or prompt")
+
+    def apply(self, y: Tensor, prompt: Tensor | None = None) -> tuple[Tensor, Undo]:
+        """See ``Step``."""
+        if self.source == "prompt" and prompt is None:
+            raise UsageError("smoothing from the prompt needs the prompt's keys and values")
+        largest = (y if self.source == "piece" else prompt[None]).abs().amax(2, keepdim=True)
+        if self.tie_rope:
+            half = largest.unflatten(-1, (2, -1)).amax(-2, keepdim=True)
+            largest = half.expand(*half.shape[:-2], 2, half.shape[-1]).flatten(-2)
+        factor = to_float16(largest**self.alpha).float()
+        factor = factor.masked_fill(factor == 0, 1)
+        return y / factor, lambda values: values * factor
+
+    def bits(self, head_dim: int, heads: int, tokens: int | None, tile: int) -> float:
+        """See ``Step``."""
+        return 0.0 if tokens is None else 16 / tokens
+
+
+@dataclass(frozen=True)
+class Shift(Step):
+    """The mean of every channel over the piece is taken away, and kept in float16."""
+
+    per_token: ClassVar[bool] = False
+    tiled: ClassVar[bool] = True
+
+    def apply(self, y: Tensor, prompt: Tensor | None = None) -> tuple[Tensor, Undo]:
+        """See ``Step``."""
+        mean = to_float16(y.mean(2, keepdim=True)).float()
+        return y - mean, lambda values: values + mean
+
+    def bits(self, head_dim: int, heads: int, tokens: int | None, tile: int) -> float:
+        """See ``Step``."""
+        return 16 / tile
+
+
+@dataclass(frozen=True)
+class Normalise(Step):
+    """Every vector scaled to the norm sqrt(head_dim); the factor is kept in float16."""
+
+    def apply(self, y: Tensor, prompt: Tensor | None = None) -> tuple[Tensor, Undo]:
+        """See ``Step``."""
+        size = torch.linalg.vector_norm(y, dim=-1, keepdim=True) / math.sqrt(y.shape[-1])
+        scale = to_float16(size).float()
+        divisor = scale.masked_fill(scale == 0, math.inf)
+        return y / divisor, lambda values: values * scale
+
+    def bits(self, head_dim: int, heads: int, tokens: int | None, tile: int) -> float:
+        """See ``Step``."""
+        return 16 / head_dim
+
+
+_LOG_RANGE = (-0.3, 10.0)
+
+
+@dataclass(frozen=True)
+class Balance(Step):
+    """KVarN's variance normalisation of a tile, in log space: of the best of ``iterations`` rounds.
+
+    rows: what the code's groups run along: ``channel`` for keys, ``token`` for values. A row's factor is folded into
+    its group's scale and zero and costs nothing; a column's is kept in float16.
+    """
+
+    per_token: ClassVar[bool] = False
+    tiled: ClassVar[bool] = True
+    iterations: int = 16
+    rows: str = "channel"
+
+    def __post_init__(self) -> None:
+        if self.rows not in ("channel", "token"):
+            raise UsageError(f"balance.rows={self.rows} is not known; use channel or token")
+
+    def apply(self, y: Tensor, prompt: Tensor | None = None) -> tuple[Tensor, Undo]:
+        """See ``Step``."""
+        tile = y.transpose(2, 3) if self.rows == "channel" else y  # [units, heads, rows, columns]
+        column, row = self._factors(tile)
+        column = to_float16(column.exp()).float()
+        factor = column * row.exp()
+        factor = factor.transpose(2, 3) if self.rows == "channel" else factor
+        return y / factor, lambda values: values * factor
+
+    def _factors(self, tile: Tensor) -> tuple[Tensor, Tensor]:
+        """Logarithms of the column and row factors, [units, heads, 1, columns] and [units, heads, rows, 1]."""
+        column, row = torch.zeros_like(tile[..., :1, :]), torch.zeros_like(tile[..., :1])
+        best, found = _imbalance(tile), (column, row)
+        for _ in range(self.iterations):
+            column = (column + _log_std(tile / (column + row).exp(), -2)).clamp(*_LOG_RANGE)
+            row = (row + _log_std(tile / (column + row).exp(), -1)).clamp(*_LOG_RANGE)
+            now = _imbalance(tile / (column + row).exp())
+            better = now <= best
+            best = torch.where(better, now, best)
+            found = tuple(
+                torch.where(better, new, old) for new, old in zip((column, row), found, strict=True)
+            )
+        return found
+
+    def bits(self, head_dim: int, heads: int, tokens: int | None, tile: int) -> float:
+        """See ``Step``."""
+        return 16 / (head_dim if self.rows == "channel" else tile)
+
+
+def _log_std(tile: Tensor, dim: int) -> Tensor:
+    return tile.std(dim, keepdim=True).clamp(1e-3, 1e3).log()
+
+
+def _imbalance(tile: Tensor) -> Tensor:
+    spread = 0
+    for dim in (-2, -1):
+        std = tile.std(dim, keepdim=True)
+        other = -1 if dim == -2 else -2
+        spread = spread + std.amax(other, keepdim=True) / std.amin(other, keepdim=True).clamp(min=1e-8)
+    return spread
+
+
+@dataclass(frozen=True)
+class Polar(Step):
+    """Pairs of channels (c, c + head_dim/2) as radius and angle in [0, 2 pi), radii first (PolarQuant)."""
+
+    def check(self, head_dim: int) -> None:
+        """See ``Step``."""
+        if head_dim % 2:
+            raise UsageError(f"polar coordinates pair channels; head_dim {head_dim} is odd")
+
+    def apply(self, y: Tensor, prompt: Tensor | None = None) -> tuple[Tensor, Undo]:
+        """See ``Step``."""
+        first, second = y.chunk(2, dim=-1)
+        angle = torch.atan2(second, first)
+        angle = torch.where(angle < 0, angle + 2 * math.pi, angle)
+
+        def undo(values: Tensor) -> Tensor:
+            radius, turn = values.chunk(2, dim=-1)
+            return torch.cat([radius * turn.cos(), radius * turn.sin()], dim=-1)
+
+        return torch.cat([torch.hypot(first, second), angle], dim=-1), undo
