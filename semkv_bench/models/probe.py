@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
@@ -81,7 +82,8 @@ def _called(config: PreTrainedConfig, device: str) -> tuple[tuple[Probed, ...], 
 
 def _decoder_config(config: PreTrainedConfig) -> PreTrainedConfig:
     text = config.get_text_config(decoder=True)
-    return text if type(text) in MODEL_FOR_CAUSAL_LM_MAPPING else config
+    # A copy: building a model writes its attention into the configuration, which a loaded model shares.
+    return deepcopy(text if type(text) in MODEL_FOR_CAUSAL_LM_MAPPING else config)
 
 
 def _cache_keyword(model: nn.Module) -> str:
