@@ -18,6 +18,7 @@ from semkv_bench.errors import UsageError
 from semkv_bench.importance import metric
 from semkv_bench.models.load import EmbeddedModel, PretrainedModel
 from semkv_bench.models.shape import ModelShape
+from semkv_bench.plan.cost import costs_at_contexts, typical_tails
 from semkv_bench.plan.settings import _plain, planned_settings
 from semkv_bench.plan.stages import Stage, Unit, arrange, described
 from semkv_bench.protocols import Protocol
@@ -116,6 +117,7 @@ def make_plan(config: DictConfig, exclude: Collection[tuple[str, str]] = ()) -> 
     _check_lengths(examples, shape, protocol.own_history, forced)
     protocol.check(settings, examples)
     stages = arrange(examples, stats)
+    tails = typical_tails(examples, protocol.own_history)
     charter = {
         "model": source.name,
         "model_config": _decided(config, "model"),
@@ -126,7 +128,13 @@ def make_plan(config: DictConfig, exclude: Collection[tuple[str, str]] = ()) -> 
         **({"protocol_config": _decided(config, "protocol")} if protocol.variant else {}),
         "layers": {"total": shape.layers, "quantized": len(shape.quantized_layers)},
         "head_dim": shape.head_dim,
-        "settings": {setting.name: _described(setting, shape) for setting in settings},
+        "settings": {
+            setting.name: {
+                **_described(setting, shape),
+                "cache_at": costs_at_contexts(setting, shape, protocol, tails),
+            }
+            for setting in settings
+        },
         "task": _decided(config, "task"),
         "tasks": sorted({example.task for example in examples}),
         "chance": {name: float(task.chance[name]) for name in task.names if name in task.chance},

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from semkv_bench.console import human_bytes
+from semkv_bench.plan.cost import mean_cache_bits
 from semkv_bench.plan.memory import Memory
 from semkv_bench.plan.plan import Plan, too_few
 from semkv_bench.plan.timing import Duration
@@ -21,14 +22,25 @@ def show_plan(plan: Plan, memory: Memory, duration: Duration | None, console: Co
     """Settings with their bits, examples per sub-task with their tokens, memory and time."""
     settings = Table(title=f"{len(plan.settings)} settings of {plan.source.name}", title_justify="left")
     settings.add_column("setting", overflow="fold")
-    for column in ("code bits", "effective bits", "compression"):
+    for column in ("code bits", "effective bits", "compression", "cache bits", "cache compression"):
         settings.add_column(column, justify="right", no_wrap=True)
     for setting in plan.settings:
         cost = setting.storage_in(plan.shape.cache)
+        bits = mean_cache_bits(setting, plan.shape, plan.protocol, plan.examples)
         settings.add_row(
-            setting.name, f"{cost.code_bits:.3f}", f"{cost.effective_bits:.3f}", f"{cost.compression:.2f}x"
+            setting.name,
+            f"{cost.code_bits:.3f}",
+            f"{cost.effective_bits:.3f}",
+            f"{cost.compression:.2f}x",
+            f"{bits:.3f}",
+            f"{16 / bits:.2f}x",
         )
     console.print(settings)
+    console.print(
+        "cache: all that a cache holds when an answer at its limit ends, mean over the examples; "
+        "the other columns are the price of a coded value",
+        highlight=False,
+    )
     tasks = Table(title=f"{len(plan.examples)} examples", title_justify="left")
     tasks.add_column("task", overflow="fold")
     for column in ("examples", "turns", "mean prompt tokens", "longest", "answer limit"):
@@ -43,6 +55,8 @@ def show_plan(plan: Plan, memory: Memory, duration: Duration | None, console: Co
         )
     console.print(tasks)
     quantized = f"{len(plan.shape.quantized_layers)} of {plan.shape.layers} layers quantized"
+    if plan.shape.described:
+        quantized = f"{quantized} ({plan.shape.described})"
     share = plan.share
     tokens = f"{_prompt_tokens(share):,} prompt tokens, at most {_answer_tokens(plan, share):,} of answers"
     own = "" if plan.shard is None else f"; shard {plan.shard} runs {len(share)} examples"
@@ -63,7 +77,13 @@ def plan_content(plan: Plan, memory: Memory, duration: Duration | None) -> dict[
         "protocol": plan.protocol.name,
         "layers": {"total": plan.shape.layers, "quantized": len(plan.shape.quantized_layers)},
         "settings": [
-            {"setting": s.name, "kind": s.kind, **asdict(s.storage_in(plan.shape.cache))}
+            {
+                "setting": s.name,
+                "kind": s.kind,
+                **asdict(s.storage_in(plan.shape.cache)),
+                "cache_bits": mean_cache_bits(s, plan.shape, plan.protocol, plan.examples),
+                "cache_at": plan.charter["settings"][s.name]["cache_at"],
+            }
             for s in plan.settings
         ],
         "tasks": {

@@ -45,6 +45,7 @@ COLUMNS = (
     "kind",
     "packed_bits",
     "effective_bits",
+    "cache_bits",
     "kl",
     "top1_agreement",
     "runaway",
@@ -113,12 +114,13 @@ def normalize(
     _check_clusters(frame, fail)
     for name in ("seed", "turn"):
         frame[name] = _whole(frame, name, fail)
-    for name in ("code_bits", "packed_bits", "effective_bits", "score", "kl", "top1_agreement"):
+    for name in (*_BITS, "cache_bits", "score", "kl", "top1_agreement"):
         frame[name] = _numbers(frame, name, fail)
     frame["runaway"] = _flags(frame, fail)
     frame["kind"] = _kinds(frame, fail)
     frame = frame.assign(**_descriptions(frame))
     _check_measures(frame, fail)
+    _check_cache_bits(frame, fail)
     _check_unique(frame, fail)
     _check_one_protocol(frame, source)
     frame = _complete_bits(frame, source)
@@ -411,6 +413,15 @@ def _complete_bits(frame: pd.DataFrame, source: str) -> pd.DataFrame:
             frame.loc[rows.index, name] = low if high - low <= _SAME_BITS else float(np.sort(bits).mean())
     _check_bits(frame, source)
     return frame
+
+
+def _check_cache_bits(frame: pd.DataFrame, fail: _Complaint) -> None:
+    """Bits per value of a whole cache differ from row to row; 0 is one of which nothing is left."""
+    bits = frame["cache_bits"]
+    fail(
+        (bits < 0) | (bits > _MOST_BITS),
+        lambda i: f"cache_bits {bits[i]:g} are not bits per value, from 0 to {_MOST_BITS}",
+    )
 
 
 def _check_bits(frame: pd.DataFrame, source: str) -> None:

@@ -1,6 +1,6 @@
 """From a run folder or a file of foreign scores to the written report."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from semkv_bench.records.foreign import read_records
 from semkv_bench.records.runs import RUNS, newest_run
 from semkv_bench.report.standing import Standing, last_look
 from semkv_bench.stats import StatsOptions, analyze
-from semkv_bench.stats.result import Batching, Report
+from semkv_bench.stats.result import Batching, CacheSize, Layers, Report
 
 __all__ = ["analysed_run", "check_out", "given_options", "make_report", "portable", "run_report"]
 
@@ -84,11 +84,26 @@ def _analysed(source: _Source) -> Report:
         look=standing and standing.look,
     )
     return replace(
-        result,
+        _with_sizes(result, source.context.get("protocol")),
         planned_examples=source.planned,
         batching=_batching_noise(source.frame) if source.own else None,
         sequential=standing.described(result.sequential) if standing else None,
     )
+
+
+def _with_sizes(result: Report, charter: Mapping[str, Any] | None) -> Report:
+    """With the sizes of whole caches and the number of coded layers that a run's charter holds, where it does."""
+    described = (charter or {}).get("settings", {})
+    sizes = {
+        name: {tokens: CacheSize(**size) for tokens, size in setting["cache_at"].items()}
+        for name, setting in described.items()
+        if "cache_at" in setting
+    }
+    settings = tuple(replace(row, cache_at=sizes.get(row.setting)) for row in result.settings)
+    point = result.operating_point
+    point = point and replace(point, cache_at=sizes.get(point.setting))
+    layers = Layers(**charter["layers"]) if charter and "layers" in charter else None
+    return replace(result, settings=settings, operating_point=point, layers=layers)
 
 
 def _own(config: DictConfig, changed: Collection[str]) -> _Source:

@@ -168,13 +168,13 @@ def _retained(
     settings: Sequence[SettingInfo], pruned: SettingInfo, metric: str | None, metrics: dict[int, str]
 ) -> list[int]:
     """Columns of the coded settings to compare ``pruned`` with: per quantizer one uniform, one mixed."""
-    if pruned.effective_bits is None:
+    if pruned.paid_bits is None:
         return []
     best: dict[tuple, tuple] = {}
     for i, info in enumerate(settings):
-        bits = info.effective_bits
+        bits = info.paid_bits
         coded = info.kind in ("uniform", "mixed") and bits is not None
-        if not coded or bits > pruned.effective_bits * _SAME_MEMORY:
+        if not coded or bits > pruned.paid_bits * _SAME_MEMORY:
             continue
         place = (-bits, metric is None or metrics.get(i) != metric, info.name, i)
         key = (info.quantizer or "", info.kind != "uniform")

@@ -24,10 +24,10 @@ _SAFE = ("equivalent", "no_worse")  # hold, and no loss is detectable
 
 
 def choose(paired: PairedScores, judgement: Judgement) -> SettingInfo | None:
-    """Fewest effective bits among the uniform and mixed settings that are ``equivalent`` or ``no_worse``, or None.
+    """Fewest bits of the whole cache among the uniform and mixed settings that are ``equivalent`` or ``no_worse``.
 
-    Where one of them has no effective bits recorded, all are compared by code bits. Ties go to fewer code
-    bits, then to the higher average, then by name.
+    None where there is none. By effective bits where records do not say what caches cost; where one has none of
+    these, by code bits. Ties go to fewer code bits, then to the higher average, then by name.
     """
     able = [
         (info, float(judgement.moments.mean[i]))
@@ -36,11 +36,11 @@ def choose(paired: PairedScores, judgement: Judgement) -> SettingInfo | None:
     ]
     if not able:
         return None
-    effective = all(info.effective_bits is not None for info, _ in able)
+    paid = all(info.paid_bits is not None for info, _ in able)
 
     def price(item: tuple[SettingInfo, float]) -> tuple:
         info, mean = item
-        return (info.effective_bits if effective else info.code_bits, info.code_bits, -mean, info.name)
+        return (info.paid_bits if paid else info.code_bits, info.code_bits, -mean, info.name)
 
     return min(able, key=price)[0]
 

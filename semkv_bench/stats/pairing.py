@@ -6,6 +6,7 @@ every cluster counts once however many seeds or turns it has.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -52,9 +53,14 @@ class SettingInfo:
     cache_bits: float | None = None
 
     @property
+    def paid_bits(self) -> float | None:
+        """What a setting costs: the bits of the whole cache where they are recorded, else the price of a value."""
+        return self.effective_bits if self.cache_bits is None else self.cache_bits
+
+    @property
     def compression(self) -> float | None:
-        """How many times smaller than 16 bits."""
-        return None if self.effective_bits is None else 16 / self.effective_bits
+        """How many times smaller than 16 bits, by ``paid_bits``."""
+        return 16 / self.paid_bits if self.paid_bits else None
 
 
 @dataclass(frozen=True)
@@ -219,9 +225,13 @@ def _row_words(row: Iterable) -> str:
 def _settings(frame: pd.DataFrame) -> list[SettingInfo]:
     """The reference first, then from many code bits to few."""
     first = frame.drop_duplicates("setting")
-    cache = {}
-    if "cache_bits" in frame:
-        cache = pd.to_numeric(frame["cache_bits"], errors="coerce").groupby(frame["setting"]).mean()
+    by_setting = frame.groupby("setting")["cache_bits"]
+    # Settings are compared by the mean only where every row has its cost; the full cache's needs no record.
+    whole = {name: math.fsum(rows) / len(rows) for name, rows in by_setting if rows.notna().all()}
+    if set(first.loc[first["kind"] != "full", "setting"]) <= set(whole):
+        whole = dict.fromkeys(first.loc[first["kind"] == "full", "setting"], 16.0) | whole
+    else:
+        whole = {}
 
     def bits(value: float) -> float | None:
         return None if pd.isna(value) else float(value)
@@ -234,8 +244,8 @@ def _settings(frame: pd.DataFrame) -> list[SettingInfo]:
             code_bits=bits(row["code_bits"]),
             packed_bits=bits(row["packed_bits"]),
             effective_bits=bits(row["effective_bits"]),
+            cache_bits=whole.get(row["setting"]),
             **{name: row[name] for name in DESCRIBED},
-            cache_bits=bits(cache.get(row["setting"])),
         )
         for _, row in first.iterrows()
     ]

@@ -20,6 +20,7 @@ __all__ = [
     "Allocation",
     "Assay",
     "Batching",
+    "CacheSize",
     "Cliff",
     "CliffInterval",
     "Comparison",
@@ -27,6 +28,7 @@ __all__ = [
     "Deletion",
     "Ends",
     "Interpolation",
+    "Layers",
     "MetricPair",
     "NoiseFloor",
     "OperatingPoint",
@@ -67,11 +69,31 @@ class Allocation:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CacheSize:
+    """A whole cache of so many tokens under the run's protocol, and the full one's bytes at the same length."""
+
+    cache_bits: float
+    compression: float | None
+    cache_bytes: int
+    full_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layers:
+    """How many of the model's layers are coded; the others hold a window in 16 bits, or nothing."""
+
+    total: int
+    quantized: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class SettingResult:
     """One setting beside the reference; the comparing fields are null for the reference itself.
 
-    Bits are per value, ``cache_bits`` over all that the cache stored. Differences are setting less reference on the
-    0 to 1 scale; ``n_needed`` are the clusters that would settle it four times in five.
+    Bits are per value, ``cache_bits`` over all that the cache stored, mean over the records; ``compression`` is by
+    these, or by ``effective_bits``, the price of a coded value, where they are not known. ``cache_at`` holds whole
+    caches by their number of tokens. Differences are setting less reference on the 0 to 1 scale; ``n_needed`` are
+    the clusters that would settle it four times in five.
     """
 
     setting: str
@@ -85,6 +107,7 @@ class SettingResult:
     packed_bits: float | None
     effective_bits: float | None
     cache_bits: float | None = None
+    cache_at: dict[str, CacheSize] | None = None
     compression: float | None
     n: int
     n_clusters: int
@@ -175,6 +198,7 @@ class OperatingPoint:
     packed_bits: float | None = None
     effective_bits: float | None
     cache_bits: float | None = None
+    cache_at: dict[str, CacheSize] | None = None
     compression: float | None
     verdict: str
     confirmation: Confirmation | None = None
@@ -401,6 +425,7 @@ class Report:
     n_clusters: int
     n_turns: int = 1
     planned_examples: int | None = None
+    layers: Layers | None = None
     preregistered: bool
     assay: Assay | None = None
     settings: tuple[SettingResult, ...]

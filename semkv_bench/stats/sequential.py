@@ -66,6 +66,6 @@ def decide(paired: PairedScores, judgement: Judgement) -> Decision:
 
 def _could_win(info: SettingInfo, point: SettingInfo | None) -> bool:
     """Would the open setting, if equivalent, be cheaper than the operating point?"""
-    if point is None or info.effective_bits is None or point.effective_bits is None:
+    if point is None or info.paid_bits is None or point.paid_bits is None:
         return True
-    return info.effective_bits <= point.effective_bits
+    return info.paid_bits <= point.paid_bits
