@@ -150,6 +150,8 @@ class _Parser(argparse.ArgumentParser):
             raise UsageError(
                 f"there is no command {found[1]!r}{_near(found[1], COMMANDS)}; choose from {known}"
             )
+        if message == "argument --conf: expected one argument":
+            raise UsageError("--conf needs a folder: --conf DIR")
         raise UsageError(message.removeprefix("argument "))
 
 

@@ -12,7 +12,16 @@ import semkv_bench
 from semkv_bench.config.own import check_names, own_folders
 from semkv_bench.errors import SemkvError, UsageError
 
-__all__ = ["check_choices", "choice_file", "choices", "conf_dir", "defaults", "did_you_mean", "search_path"]
+__all__ = [
+    "check_choices",
+    "choice_file",
+    "choices",
+    "conf_dir",
+    "defaults",
+    "did_you_mean",
+    "names_of",
+    "search_path",
+]
 
 
 def conf_dir() -> Path:
@@ -54,10 +63,11 @@ def defaults(name: str) -> dict[str, Any]:
 
 def choices(name: str) -> dict[str, list[str]]:
     """Groups that the configuration ``name`` chooses from, each with its choices."""
-    return {group: _files_of(group.partition("@")[0]) for group in defaults(name)}
+    return {group: names_of(group.partition("@")[0]) for group in defaults(name)}
 
 
-def _files_of(group: str) -> list[str]:
+def names_of(group: str) -> list[str]:
+    """Choices of a group, whatever configuration it is of."""
     folders = [folder / group for folder in (conf_dir(), *own_folders())]
     return sorted(
         str(path.relative_to(folder).with_suffix(""))

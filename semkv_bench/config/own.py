@@ -1,7 +1,7 @@
 """Parts of the user's own: folders of Hydra groups and modules beside the package's, named by ``SEMKV_CONF``.
 
 ``DIR/quantizer/mine.yaml`` makes ``quantizer=mine`` a choice, and its ``_target_`` may be a class of ``DIR/mine.py``.
-``DIR/metric/mine.yaml`` makes ``allocation.metric=mine`` known.
+``DIR/metric/mine.yaml`` makes ``allocation.metric=mine`` one.
 """
 
 import hashlib
@@ -14,10 +14,9 @@ from pathlib import Path
 
 from semkv_bench.errors import MissingError, UsageError
 
-__all__ = ["METRICS", "VARIABLE", "check_names", "fingerprints", "import_own", "joined", "own_folders"]
+__all__ = ["VARIABLE", "check_names", "fingerprints", "import_own", "joined", "own_folders"]
 
 VARIABLE = "SEMKV_CONF"
-METRICS = "metric"
 
 
 def own_folders() -> list[Path]:

@@ -11,8 +11,7 @@ from torch import Tensor
 from semkv_bench.engine.rows import RowCache, RowLayer
 from semkv_bench.grid.cost import SIDES, Tokens
 from semkv_bench.importance import metric
-from semkv_bench.importance.cached import CacheMetric
-from semkv_bench.importance.controls import ControlMetric
+from semkv_bench.importance.block import cache_scores
 from semkv_bench.importance.tail import Fed, TailNotes
 from semkv_bench.protocols.rule import Blocks, Window, coder_seed, ranking, window
 from semkv_bench.quantizers import Coder, NonFiniteError, Quantizer
@@ -112,7 +111,7 @@ class RowCoding:
         labels = (
             set().union(*(setting.metrics for setting in self.settings)) if self.rule.codes_tail else set()
         )
-        return sorted(label for label in labels if not isinstance(metric(label), CacheMetric | ControlMetric))
+        return sorted(label for label in labels if not metric(label).needs.in_cache)
 
     def announce(self, tokens: Sequence[Sequence[int]]) -> None:
         """A forward call begins, which feeds every row its ``tokens``."""
@@ -258,14 +257,18 @@ class RowCoding:
 
     def _score(self, label: str, row: int, here: slice) -> Tensor:
         scored, count = metric(label), here.stop - here.start
-        if isinstance(scored, CacheMetric):
-            layers = [self.rows.layers[index] for index in self.places]
-            return torch.stack([scored.score(*layer.part(row, here)).cpu() for layer in layers])
         first = here.start
-        if isinstance(scored, ControlMetric):
+        if scored.needs.in_cache:
             # Chance is drawn anew for every prompt and block, and is the same for all settings.
             ids = [*self._prompt_ids, first, *range(count)]
-            return scored.score(torch.tensor(ids), self._seed)[None, -count:]
+            return cache_scores(
+                scored,
+                self.places,
+                lambda index: self.rows.layers[index].part(row, here),
+                ids,
+                count,
+                self._seed,
+            )
         return self.notes.scores(label, self.rows.rows[row].index, slice(first, first + count))
 
     def _setting(self, row: int) -> Setting:

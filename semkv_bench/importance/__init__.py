@@ -2,7 +2,8 @@
 
 from semkv_bench.importance.attention_received import AttentionReceived
 from semkv_bench.importance.attention_window import AttentionWindow
-from semkv_bench.importance.base import Metric, choices, metric
+from semkv_bench.importance.base import Metric, Needs
+from semkv_bench.importance.choice import choices, metric
 from semkv_bench.importance.hidden_drift import HiddenDrift
 from semkv_bench.importance.hidden_norm import HiddenNorm
 from semkv_bench.importance.key_norm import KeyNorm
@@ -22,6 +23,7 @@ __all__ = [
     "KeyNorm",
     "LogitEntropy",
     "Metric",
+    "Needs",
     "Observer",
     "Random",
     "Recency",

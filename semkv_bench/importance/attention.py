@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from semkv_bench.errors import UsageError
-from semkv_bench.importance.base import Metric, Recorder
+from semkv_bench.importance.base import Metric, Needs, Recorder
 from semkv_bench.importance.sources import AttentionCall, watch_attention
 
 __all__ = ["AttentionMetric"]
@@ -54,6 +54,7 @@ class AttentionMetric(Metric):
     """Attention that a token gets, summed over queries and averaged over a layer's query heads."""
 
     recorder = AttentionRecorder
+    needs = Needs.ATTENTION
 
     @abstractmethod
     def first_query(self, tokens: int) -> int:

@@ -37,6 +37,14 @@ class AttentionWindow(AttentionMetric):
             raise UsageError(f"importance metric {cls.name}-{option}: write the window as in {cls.name}-64")
         return cls(int(option))
 
+    def check_block(self, block: int) -> None:
+        """See ``Metric``."""
+        if self.window < block:
+            raise UsageError(
+                f"{self.label} ranks a block of {block} generated tokens by its last {self.window} tokens alone; "
+                f"use attention_window-{block} or protocol.block={self.window}"
+            )
+
     def first_query(self, tokens: int) -> int:
         """See ``AttentionMetric``."""
         return max(0, tokens - self.window)

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, ClassVar
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from semkv_bench.errors import UsageError
 from semkv_bench.models.load import LoadedModel
 
-__all__ = ["Metric", "Prompt", "Recorder", "Source", "choices", "metric"]
+__all__ = ["Metric", "Needs", "Prompt", "Recorder", "Source"]
 
 Source = Callable[[LoadedModel, Callable[..., None]], AbstractContextManager[None]]
 
@@ -72,46 +73,43 @@ class Recorder(ABC):
         """Scores of every metric, in their order: [quantized layers, tokens] or [1, tokens]."""
 
 
+class Needs(StrEnum):
+    """What scores come from; all but ``RECORDER`` can also rank tokens that follow the prompt."""
+
+    IDS = "token ids"
+    CACHE = "keys and values of the token"
+    HIDDEN = "hidden states"
+    OUTPUT = "next-token distributions"
+    ATTENTION = "attention weights"
+    RECORDER = "a recorder of its own"
+
+    @property
+    def in_cache(self) -> bool:
+        """Is a cache alone enough to score a token?"""
+        return self in (Needs.IDS, Needs.CACHE)
+
+
 class Metric(ABC):
     """A model-internal score per token; larger is more important. Subclasses are frozen dataclasses.
 
-    A subclass states the whole idea in one function of its family. It is found by its ``name`` as soon
-    as its module is imported.
+    A subclass states the whole idea in one function of its family. A file of the group ``metric`` called by its
+    ``name`` makes it a choice. needs: what it scores by; seeded: do its scores change with the seed?
     """
 
     name: ClassVar[str]
     recorder: ClassVar[type[Recorder]]
-    _by_name: ClassVar[dict[str, type["Metric"]]] = {}
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if "name" in cls.__dict__:
-            Metric._by_name[cls.name] = cls
+    needs: ClassVar[Needs] = Needs.RECORDER
+    seeded: ClassVar[bool] = False
 
     @property
     def label(self) -> str:
         """The text that ``metric`` reads back."""
         return self.name
 
+    def check_block(self, block: int) -> None:  # noqa: B027, most take any
+        """Raise UsageError if blocks of ``block`` generated tokens are too many for it."""
+
     @classmethod
     def with_option(cls, option: str) -> "Metric":
         """The metric with the option that follows a dash in its label; UsageError if it takes none."""
         raise UsageError(f"importance metric {cls.name}-{option}: {cls.name} has no option")
-
-
-def choices() -> list[str]:
-    """Names of all metrics."""
-    return sorted(Metric._by_name)
-
-
-def metric(label: str) -> Metric:
-    """The metric that ``label`` names: ``key_norm``, ``attention_window``, ``attention_window-64``.
-
-    Raises:
-        UsageError: there is no such metric; the message lists the choices.
-    """
-    name, dash, option = str(label).partition("-")
-    if name not in Metric._by_name:
-        raise UsageError(f"no importance metric {label!r}; choose from {', '.join(choices())}")
-    found = Metric._by_name[name]
-    return found.with_option(option) if dash else found()

@@ -5,7 +5,7 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from semkv_bench.importance.base import Metric, Recorder
+from semkv_bench.importance.base import Metric, Needs, Recorder
 from semkv_bench.importance.sources import AttentionCall, watch_attention
 
 __all__ = ["CacheMetric"]
@@ -36,6 +36,7 @@ class CacheMetric(Metric):
     """A score from the key and value vectors that one layer caches for a token."""
 
     recorder = CacheRecorder
+    needs = Needs.CACHE
 
     @abstractmethod
     def score(self, keys: Tensor, values: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from abc import abstractmethod
 
 from torch import Tensor
 
-from semkv_bench.importance.base import Metric, Recorder
+from semkv_bench.importance.base import Metric, Needs, Recorder
 
 __all__ = ["ControlMetric"]
 
@@ -22,6 +22,7 @@ class ControlMetric(Metric):
     """A score from token ids and seed alone, the same in all layers: [1, tokens]."""
 
     recorder = ControlRecorder
+    needs = Needs.IDS
 
     @abstractmethod
     def score(self, ids: Tensor, seed: int) -> Tensor:

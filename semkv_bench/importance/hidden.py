@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from semkv_bench.importance.base import Metric, Recorder
+from semkv_bench.importance.base import Metric, Needs, Recorder
 from semkv_bench.importance.sources import watch_layers
 
 __all__ = ["HiddenMetric"]
@@ -45,6 +45,7 @@ class HiddenMetric(Metric):
     """
 
     recorder = HiddenRecorder
+    needs = Needs.HIDDEN
     averaged: ClassVar[bool] = False
 
     @abstractmethod

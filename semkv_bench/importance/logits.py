@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from semkv_bench.errors import UsageError
-from semkv_bench.importance.base import Metric, Recorder
+from semkv_bench.importance.base import Metric, Needs, Recorder
 from semkv_bench.importance.sources import watch_output
 from semkv_bench.models.load import LoadedModel
 
@@ -152,6 +152,7 @@ class LogitMetric(Metric):
     """A score from the model's next-token distributions, the same in all layers: [1, tokens]."""
 
     recorder = LogitRecorder
+    needs = Needs.OUTPUT
 
     @abstractmethod
     def score(self, surprisal: Tensor, entropy: Tensor) -> Tensor:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from semkv_bench.errors import SemkvError, UsageError
-from semkv_bench.importance.base import Metric, Prompt, Recorder, Source, metric
+from semkv_bench.importance.base import Metric, Prompt, Recorder, Source
+from semkv_bench.importance.choice import metric
 from semkv_bench.models.load import LoadedModel
 
 __all__ = ["Observer", "observe"]

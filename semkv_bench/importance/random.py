@@ -19,6 +19,7 @@ class Random(ControlMetric):
     """
 
     name = "random"
+    seeded = True
 
     def score(self, ids: Tensor, seed: int) -> Tensor:
         """See ``ControlMetric``."""

@@ -13,13 +13,9 @@ import torch
 from torch import Tensor
 
 from semkv_bench.errors import UsageError
-from semkv_bench.importance.attention import AttentionMetric
-from semkv_bench.importance.attention_window import AttentionWindow
-from semkv_bench.importance.base import metric
-from semkv_bench.importance.cached import CacheMetric
-from semkv_bench.importance.controls import ControlMetric
-from semkv_bench.importance.hidden import HiddenMetric
-from semkv_bench.importance.logits import Head, LogitMetric, next_token_statistics
+from semkv_bench.importance.base import Needs
+from semkv_bench.importance.choice import metric
+from semkv_bench.importance.logits import Head, next_token_statistics
 from semkv_bench.importance.sources import AttentionCall, watch_attention, watch_layers, watch_output
 from semkv_bench.models.load import LoadedModel
 
@@ -29,12 +25,8 @@ __all__ = ["Fed", "TailNotes", "check_tail"]
 def check_tail(label: str, block: int) -> None:
     """Raise UsageError if tokens that follow a prompt cannot be ranked by the metric in blocks of ``block``."""
     found = metric(label)
-    if isinstance(found, AttentionWindow) and found.window < block:
-        raise UsageError(
-            f"{label} ranks a block of {block} generated tokens by its last {found.window} tokens alone; "
-            f"use attention_window-{block} or protocol.block={found.window}"
-        )
-    if not isinstance(found, CacheMetric | ControlMetric | HiddenMetric | LogitMetric | AttentionMetric):
+    found.check_block(block)
+    if found.needs is Needs.RECORDER:
         raise UsageError(f"generated tokens cannot be ranked by {label}; use protocol.parts=prompt")
 
 
@@ -72,14 +64,14 @@ class TailNotes:
         shape = loaded.shape
         self._noted: dict[str, Tensor] = {}
         for label, found in self._metrics.items():
-            if isinstance(found, HiddenMetric):
+            if found.needs is Needs.HIDDEN:
                 self._noted[label] = torch.zeros(shape.layers, rows, positions)
-            elif isinstance(found, AttentionMetric):
+            elif found.needs is Needs.ATTENTION:
                 self._noted[label] = torch.zeros(len(self._layers), rows, positions)
-            elif isinstance(found, LogitMetric):
+            elif found.needs is Needs.OUTPUT:
                 self._noted[label] = torch.zeros(1, rows, positions)
         # Few tokens at a time, so the product in the weights' own type costs little and rounds least.
-        self._head = Head.of(loaded, loaded.dtype) if self._of(LogitMetric) else None
+        self._head = Head.of(loaded, loaded.dtype) if self._of(Needs.OUTPUT) else None
         self._recent = dict.fromkeys(range(rows), (start, hidden[None]))
         self._call: list[Fed] = []
 
@@ -87,32 +79,32 @@ class TailNotes:
     def watching(self) -> Iterator[None]:
         """While this lasts, every forward call is to be announced by ``begin``."""
         with ExitStack() as stack:
-            for family, watch, hear in (
-                (HiddenMetric, watch_layers, self._hear_layer),
-                (AttentionMetric, watch_attention, self._hear_attention),
-                (LogitMetric, watch_output, self._hear_output),
+            for needed, watch, hear in (
+                (Needs.HIDDEN, watch_layers, self._hear_layer),
+                (Needs.ATTENTION, watch_attention, self._hear_attention),
+                (Needs.OUTPUT, watch_output, self._hear_output),
             ):
-                if self._of(family):
+                if self._of(needed):
                     stack.enter_context(watch(self.loaded, hear, batch=True))
             yield
 
     def begin(self, call: Sequence[Fed]) -> None:
         """A forward call begins, its rows in this order."""
         self._call = list(call)
-        for label in self._of(AttentionMetric):
+        for label in self._of(Needs.ATTENTION):
             for row in call:
                 self._noted[label][:, row.index, row.position : row.position + len(row.ids)] = 0
 
     def scores(self, label: str, index: int, here: slice) -> Tensor:
         """Scores of the tokens at positions ``here`` of row ``index``: [quantized layers, tokens] or [1, tokens]."""
         noted, found = self._noted[label][:, index, here], self._metrics[label]
-        if not isinstance(found, HiddenMetric):
+        if found.needs is not Needs.HIDDEN:
             return noted.clone()
         return noted.mean(0, keepdim=True) if found.averaged else noted[list(self._layers)]
 
     def save(self) -> Callable[[], None]:
         """Returns a function that undoes what is noted from now on."""
-        noted = {label: self._noted[label].clone() for label in self._of(AttentionMetric)}
+        noted = {label: self._noted[label].clone() for label in self._of(Needs.ATTENTION)}
         recent = dict(self._recent)
 
         def restore() -> None:
@@ -121,11 +113,11 @@ class TailNotes:
 
         return restore
 
-    def _of(self, family: type) -> list[str]:
-        return [label for label, found in self._metrics.items() if isinstance(found, family)]
+    def _of(self, needed: Needs) -> list[str]:
+        return [label for label, found in self._metrics.items() if found.needs is needed]
 
     def _hear_layer(self, layer: int, before: Tensor, after: Tensor) -> None:
-        for label in self._of(HiddenMetric):
+        for label in self._of(Needs.HIDDEN):
             found = self._metrics[label].score(before, after).cpu()  # [rows, new]
             for row, scores in zip(self._call, found, strict=True):
                 self._write(label, layer, row, scores[: len(row.ids)])
@@ -139,13 +131,13 @@ class TailNotes:
             states = torch.cat([before[None].to(states), states[:count]])
             targets = torch.tensor([*row.ids, 0], device=states.device)
             surprisal, entropy = next_token_statistics(self._head, states, targets)
-            for label in self._of(LogitMetric):
+            for label in self._of(Needs.OUTPUT):
                 scores = self._metrics[label].score(surprisal[:-1].cpu(), entropy[1:].cpu())
                 self._write(label, 0, row, scores)
             self._recent[row.index] = (row.position, states[1:])
 
     def _hear_attention(self, layer: int, call: AttentionCall) -> None:
-        labels = self._of(AttentionMetric)
+        labels = self._of(Needs.ATTENTION)
         if call.unmodelled:
             raise UsageError(
                 f"{', '.join(labels)}: attention with {', '.join(call.unmodelled)} is not supported"

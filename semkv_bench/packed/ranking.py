@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from semkv_bench.errors import UsageError
-from semkv_bench.importance import choices, metric
-from semkv_bench.importance.cached import CacheMetric
-from semkv_bench.importance.controls import ControlMetric
+from semkv_bench.importance.base import Needs
+from semkv_bench.importance.block import cache_scores
+from semkv_bench.importance.choice import choices, metric
 from semkv_bench.kernels import PackedLayout
 from semkv_bench.protocols.rule import Blocks, ranking
 from semkv_bench.settings.allocation import SHARED, Allocation
@@ -41,9 +41,9 @@ class Ranking:
         sides = [side.allocation for side in (setting.keys, setting.values) if side is not None]
         self.allocations = [allocation for allocation in sides if allocation.metric is not None]
         for label in sorted(setting.metrics):
-            if isinstance(metric(label), CacheMetric | ControlMetric):
+            if metric(label).needs.in_cache:
                 continue
-            known = [name for name in choices() if isinstance(metric(name), CacheMetric | ControlMetric)]
+            known = [name for name in choices() if metric(name).needs.in_cache]
             if rule.codes_tail:
                 raise UsageError(
                     f"a cache alone cannot rank generated tokens by {label}; rank by {', '.join(known)}, "
@@ -61,7 +61,7 @@ class Ranking:
         return any(
             allocation.scope == SHARED
             and not self._given(allocation.metric)
-            and isinstance(metric(allocation.metric), CacheMetric)
+            and metric(allocation.metric).needs is Needs.CACHE
             for allocation in self.allocations
         )
 
@@ -99,12 +99,9 @@ class Ranking:
         label = allocation.metric
         if prompt and self._given(label):
             return self._prepared(label, tokens, row)
-        found = metric(label)
-        if isinstance(found, ControlMetric):
-            # The cache never sees token ids, so a draw by chance hangs on the seed, the place and the length.
-            return found.score(torch.arange(start, start + tokens), self.seed)[None]
+        # The cache never sees token ids, so a draw by chance hangs on the seed, the place and the length.
         places = range(self.layers) if allocation.scope == SHARED else [place]
-        return torch.stack([found.score(*seen(place)).cpu() for place in places])
+        return cache_scores(metric(label), places, seen, range(start, start + tokens), tokens, self.seed)
 
     def _prepared(self, label: str, tokens: int, row: int) -> Tensor:
         if row >= len(self.importance):

@@ -6,7 +6,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from semkv_bench.config.compose import build
 from semkv_bench.errors import UsageError
-from semkv_bench.importance.own import import_own_metrics
 from semkv_bench.quantizers import Method, Quantizer
 from semkv_bench.settings.setting import FULL, Setting, uniform_settings
 
@@ -14,8 +13,7 @@ __all__ = ["planned_settings", "quantizers"]
 
 
 def quantizers(config: DictConfig) -> tuple[Quantizer, Quantizer]:
-    """Quantizers of the keys and of the values; the metrics of the user's folders are known from here on."""
-    import_own_metrics()
+    """Quantizers of the keys and of the values."""
     chosen = _quantizer(config, "quantizer")
     if config.value_quantizer is None:
         return chosen.of_side("keys"), chosen.for_values()

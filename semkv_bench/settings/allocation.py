@@ -9,7 +9,7 @@ from torch import Tensor
 
 from semkv_bench.errors import UsageError
 from semkv_bench.grid.levels import DELETED, FULL_PRECISION, Storage, check_levels, mix
-from semkv_bench.importance import metric
+from semkv_bench.importance.choice import metric
 from semkv_bench.quantizers import Quantizer
 
 SHARED, PER_LAYER = "shared", "layer"

@@ -10,6 +10,7 @@ from typing import Any
 from semkv_bench.errors import UsageError
 from semkv_bench.grid.cost import SIDES, Cost, LayerShape, Price, SideShape, Stored, Tokens, cost
 from semkv_bench.grid.levels import FULL_PRECISION, Storage, check_levels, mix
+from semkv_bench.importance import choice
 from semkv_bench.quantizers import Quantizer
 from semkv_bench.quantizers.base import pair_label
 from semkv_bench.settings.allocation import Allocation, Prune, TwoLevel, Uniform
@@ -203,7 +204,9 @@ class Setting:
     def seeded(self) -> bool:
         """Does the seed change what is stored (random rotation, random importance)?"""
         sides = [side for side in (self.keys, self.values) if side is not None]
-        return any(side.quantizer.seeded for side in sides) or "random" in self.metrics
+        return any(side.quantizer.seeded for side in sides) or any(
+            choice.metric(label).seeded for label in self.metrics
+        )
 
 
 FULL = Setting(name="full", kind="full")

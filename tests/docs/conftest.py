@@ -3,16 +3,16 @@ from pathlib import Path
 
 import pytest
 
-from semkv_bench.importance import Metric
+from semkv_bench.importance import choice
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(autouse=True)
 def own_modules_are_forgotten(tmp_path_factory, monkeypatch):
-    """A module that a guide shows is imported anew in every test, and its metric unknown to tests elsewhere."""
+    """A module that a guide shows is imported anew in every test."""
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(Metric, "_by_name", dict(Metric._by_name))
+    choice._of_file.cache_clear()
     yield
     base = str(tmp_path_factory.getbasetemp())
     for name, module in list(sys.modules.items()):
