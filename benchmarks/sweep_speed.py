@@ -1,90 +1,147 @@
 """Time a sweep's engine against a plain loop of stock transformers, same settings, prompts and outputs.
 
 The plain loop does what a script would do: for each setting one prefill into a DynamicCache, quantize
-the prompt's keys and values in place, and one generate. Both ways run in this process, in turn, example by
-example; the ratio of their wall-clock times is the result. ``python benchmarks/sweep_speed.py --help``.
+the prompt's keys and values in place, and one generate. Both ways run in this process, in turn, prompt by
+prompt; the ratio of their wall-clock times is the result. The first prompt of a length is run by the engine alone
+and told apart, since it allocates what later ones use again. Stages of the engine are timed where it calls them.
+``python benchmarks/sweep_speed.py --help``.
 """
 
 import argparse
 import json
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 from stock import stock_generate
 
-from semkv_bench.engine.engine import Engine, Request
+from semkv_bench.engine import decode, engine
+from semkv_bench.engine.engine import Engine
+from semkv_bench.engine.outcome import Request
 from semkv_bench.models.device import describe
 from semkv_bench.models.load import EmbeddedModel, LoadedModel
 from semkv_bench.quantizers import Affine
 from semkv_bench.settings.setting import FULL, Setting, uniform_settings
 from semkv_bench.tasks import Synthetic
 
-LEVELS = [64, 32, 16, 12, 8, 7, 6, 5, 4, 3, 2]  # with full: 12 settings
+# With full, 12 and 60 settings; half of each lie above the cliff of the small model.
+LEVELS = {
+    12: [64, 32, 16, 12, 8, 7, 6, 5, 4, 3, 2],
+    60: [*range(2, 33), *range(34, 64, 2), *range(64, 128, 8), 160, 192, 208, 224, 256],
+}
+STAGES = {
+    "prefill": (engine, "prefill"),
+    "coding": (decode, "fill"),
+    "forced": (decode, "_ask"),
+    "decoding": (decode, "_decode"),
+}
 
 
-@dataclass
-class Timing:
-    """Seconds per prompt length, and how many answers agree token for token."""
+def staged(run: Callable[[], Any], seconds: dict[str, float]) -> Any:
+    """The result of ``run``, with the seconds of every stage added to ``seconds``."""
 
-    plain_s: float = 0.0
-    engine_s: float = 0.0
-    rows: int = 0
-    equal_rows: int = 0
-    prompts: int = 0
-    prompt_tokens: int = 0
+    def timed(stage: str, function: Callable) -> Callable:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                seconds[stage] = seconds.get(stage, 0.0) + time.perf_counter() - start
+
+        return call
+
+    patches = [
+        mock.patch.object(module, name, timed(stage, getattr(module, name)))
+        for stage, (module, name) in STAGES.items()
+    ]
+    for patch in patches:
+        patch.start()
+    try:
+        return run()
+    finally:
+        mock.patch.stopall()
 
 
-def measure(loaded: LoadedModel, length: int, prompts: int, settings: list[Setting]) -> Timing:
-    """Both ways on ``prompts`` prompts of about ``length`` tokens; a warm-up of each comes first."""
-    examples = Synthetic(length=length).examples(loaded.tokenizer, seeds=[0], per_task=prompts)
-    engine, timing = Engine(loaded), Timing()
-    for number, example in enumerate([examples[0], *examples[:prompts]]):
+def measure(loaded: LoadedModel, length: int, prompts: int, settings: list[Setting]) -> dict[str, Any]:
+    """Both ways on ``prompts`` prompts of about ``length`` tokens, after a first one that only the engine runs."""
+    examples = Synthetic(length=length).examples(loaded.tokenizer, seeds=[0], per_task=prompts + 1)
+    runs, ours = [], Engine(loaded)
+    for number, example in enumerate(examples[: prompts + 1]):
         request = Request(
             example.input_ids, example.target_ids, example.max_new_tokens, frozenset(loaded.eos_ids), seed=0
         )
+        stages: dict[str, float] = {}
         start = time.perf_counter()
-        together = engine.run(request, settings)
-        middle = time.perf_counter()
-        apart = [stock_generate(loaded, request, setting)[0] for setting in settings]
-        end = time.perf_counter()
-        if number == 0:
-            continue
-        timing.engine_s += middle - start
-        timing.plain_s += end - middle
-        timing.prompts += 1
-        timing.prompt_tokens += len(example.input_ids)
-        timing.rows += len(settings)
-        timing.equal_rows += sum(a.tokens == b for a, b in zip(together, apart, strict=True))
-    return timing
+        together = staged(lambda asked=request: ours.run(asked, settings), stages)
+        run = {
+            "prompt_tokens": len(example.input_ids),
+            "engine_s": time.perf_counter() - start,
+            "stages": stages,
+        }
+        if number:
+            start = time.perf_counter()
+            apart = [stock_generate(loaded, request, setting)[0] for setting in settings]
+            run["plain_s"] = time.perf_counter() - start
+            run["equal_rows"] = sum(a.tokens == b for a, b in zip(together, apart, strict=True))
+        runs.append(run)
+        print(len(settings), length, run, flush=True)
+    return summary(runs, len(settings))
+
+
+def summary(runs: list[dict[str, Any]], settings: int) -> dict[str, Any]:
+    """Sums over all prompts but the first, ratios, and what the first cost."""
+    first, *rest = runs
+    total = {name: sum(run[name] for run in rest) for name in ("engine_s", "plain_s", "equal_rows")}
+    stages = {name: round(sum(run["stages"][name] for run in rest), 2) for name in STAGES}
+    return {
+        "settings": settings,
+        "prompts": len(rest),
+        "prompt_tokens": round(sum(run["prompt_tokens"] for run in rest) / len(rest)),
+        "rows": settings * len(rest),
+        "equal_rows": total["equal_rows"],
+        "plain_s": round(total["plain_s"], 2),
+        "engine_s": round(total["engine_s"], 2),
+        "stages_s": stages,
+        "plain_over_engine": round(total["plain_s"] / total["engine_s"], 2),
+        "engine_over_prefill": round(total["engine_s"] / stages["prefill"], 2),
+        "first_prompt_s": round(first["engine_s"], 2),
+        "first_prompt_stages_s": {name: round(value, 2) for name, value in first["stages"].items()},
+    }
 
 
 def main() -> None:
-    """Measure and write the outcome."""
+    """Measure and write the outcome; a case that was measured before is measured anew or left as it is."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lengths", type=int, nargs="+", default=[1000, 2000])
+    parser.add_argument("--settings", type=int, nargs="+", default=[12, 60], choices=list(LEVELS))
     parser.add_argument("--prompts", type=int, default=3)
+    parser.add_argument(
+        "--note", default="", help="what else the reader should know, such as what ran beside it"
+    )
     parser.add_argument("--out", type=Path, default=Path("results/benchmarks/sweep_speed.json"))
     arguments = parser.parse_args()
     loaded = EmbeddedModel().load()
-    settings = [FULL, *uniform_settings(Affine(), Affine(), LEVELS)]
     outcome = {
-        "what": "wall-clock time of a plain loop of stock transformers over this engine's, 12 settings",
+        "what": "wall-clock time of a plain loop of stock transformers over this engine's, and over a prefill",
         "model": loaded.label,
-        "settings": [setting.name for setting in settings],
+        "note": arguments.note,
         "machine": describe(loaded.device),
-        "lengths": {},
     }
-    for length in arguments.lengths:
-        timing = measure(loaded, length, arguments.prompts, settings)
-        outcome["lengths"][str(length)] = {
-            **vars(timing),
-            "prompt_tokens": round(timing.prompt_tokens / timing.prompts),
-            "ratio": round(timing.plain_s / timing.engine_s, 2),
-        }
-        print(f"{length} tokens: {outcome['lengths'][str(length)]}", flush=True)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(outcome, indent=1) + "\n")
+    for count in arguments.settings:
+        settings = [FULL, *uniform_settings(Affine(), Affine(), LEVELS[count])]
+        for length in arguments.lengths:
+            case = {"length": length, **measure(loaded, length, arguments.prompts, settings)}
+            print(case, flush=True)
+            try:
+                before = json.loads(arguments.out.read_text()).get("cases", [])
+            except FileNotFoundError:
+                before = []
+            others = [c for c in before if (c["length"], c["settings"]) != (length, count)]
+            cases = sorted([*others, case], key=lambda c: (c["settings"], c["length"]))
+            arguments.out.write_text(json.dumps({**outcome, "cases": cases}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
