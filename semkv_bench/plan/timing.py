@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import time
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
@@ -11,7 +10,7 @@ from pathlib import Path
 import torch
 
 from semkv_bench.errors import SemkvError
-from semkv_bench.files import cache_dir
+from semkv_bench.files import cache_dir, parse_json, write_atomically
 from semkv_bench.models.device import describe
 from semkv_bench.plan.memory import Weights, target_device
 from semkv_bench.plan.plan import Plan, prompt_hash
@@ -103,7 +102,7 @@ def stored_calibrations() -> list[Calibration]:
     """What was measured before, on this machine and others that share the cache folder."""
     names = {field.name for field in fields(Calibration)}
     try:
-        entries = json.loads(_file().read_text())
+        entries = parse_json(_file().read_bytes())
         return [Calibration(**{k: v for k, v in entry.items() if k in names}) for entry in entries]
     except (OSError, ValueError, TypeError, AttributeError):
         return []
@@ -171,11 +170,10 @@ def _file() -> Path:
 
 def _store(measured: Calibration) -> None:
     kept = [entry for entry in stored_calibrations() if entry.key != measured.key]
-    scratch = _file().with_name(f"calibration.json.{os.getpid()}.tmp")
     try:
-        scratch.parent.mkdir(parents=True, exist_ok=True)
-        scratch.write_text(json.dumps([asdict(entry) for entry in [*kept, measured]], indent=1) + "\n")
-        os.replace(scratch, _file())
+        _file().parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps([asdict(entry) for entry in [*kept, measured]], indent=1) + "\n"
+        write_atomically(_file(), text)
     except OSError as error:
         raise SemkvError(
             f"cannot keep the calibration in {_file()}: {error.strerror}; set SEMKV_CACHE"

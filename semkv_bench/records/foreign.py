@@ -7,6 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from semkv_bench.errors import MissingError, UsageError
+from semkv_bench.files import parse_json
 from semkv_bench.records.schema import COLUMNS, Where, normalize, plain_name
 from semkv_bench.records.values import short
 
@@ -55,12 +56,11 @@ def _read_jsonl(path: Path) -> tuple[pd.DataFrame, Where]:
             if not line.strip():
                 continue
             try:
-                row = json.loads(line)
+                row = parse_json(line)
                 # A lone surrogate is legal JSON, but no text that a report could hold.
                 json.dumps(row, ensure_ascii=False).encode()
-            except (ValueError, RecursionError) as error:
-                message = getattr(error, "msg", None) or str(error).splitlines()[0]
-                raise UsageError(f"{path}, line {number}: broken JSON ({message})") from error
+            except ValueError as error:
+                raise UsageError(f"{path}, line {number}: broken JSON ({error})") from error
             if not isinstance(row, dict):
                 raise UsageError(f"{path}, line {number}: expected a JSON object, got {short(row)}")
             rows.append(row)

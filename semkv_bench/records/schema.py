@@ -186,9 +186,17 @@ def _texts(frame: pd.DataFrame, name: str, fail: _Complaint | None) -> pd.Series
     """Column ``name`` as text or None; with ``fail``, nothing may be empty."""
     if name not in frame:
         return pd.Series([None] * len(frame), index=frame.index, dtype=object)
-    texts = [as_text(value) for value in frame[name]]
-    if fail is None:
-        texts = [None if is_null(text) else text for text in texts]
+
+    def text(value: object) -> str | None:
+        found = as_text(value)
+        return None if fail is None and is_null(found) else found
+
+    if isinstance(frame[name].dtype, pd.StringDtype):
+        # Few different values, many rows.
+        codes, values = pd.factorize(frame[name])
+        texts = np.array([*map(text, values), None], dtype=object)[codes]
+    else:
+        texts = [text(value) for value in frame[name]]
     column = pd.Series(texts, index=frame.index, dtype=object)
     if fail is not None:
         fail(column.isna(), lambda i: f"{name} is empty")
@@ -199,6 +207,9 @@ def _numbers(frame: pd.DataFrame, name: str, fail: _Complaint) -> pd.Series:
     if name not in frame:
         return pd.Series(np.nan, index=frame.index, dtype=float)
     raw = frame[name]
+    if raw.dtype == np.float64:
+        fail(np.isinf(raw), lambda i: f"{name} {short(raw[i])} is not finite")
+        return raw
     parsed = pd.Series([as_number(value) for value in raw], index=frame.index, dtype=object)
     wrong = parsed.map(lambda value: value is None).astype(bool)
     fail(wrong, lambda i: _not_a_number(name, raw[i]))
@@ -216,6 +227,8 @@ def _whole(frame: pd.DataFrame, name: str, fail: _Complaint) -> pd.Series:
     if name not in frame:
         return pd.Series(0, index=frame.index, dtype="int64")
     raw = frame[name]
+    if raw.dtype == np.int64:
+        return raw
     whole = pd.Series([as_integer(value) for value in raw], index=frame.index, dtype=object)
     wrong = whole.map(lambda value: value is None).astype(bool)
     fail(
@@ -229,6 +242,8 @@ def _flags(frame: pd.DataFrame, fail: _Complaint) -> pd.Series:
     """``runaway`` as 0.0, 1.0 or NaN (unknown)."""
     if "runaway" not in frame:
         return pd.Series(np.nan, index=frame.index, dtype=float)
+    if frame["runaway"].dtype == bool:
+        return frame["runaway"].astype(float)
     flags = pd.Series([as_flag(value) for value in frame["runaway"]], index=frame.index, dtype=object)
     wrong = flags.map(lambda value: value is None).astype(bool)
     fail(wrong, lambda i: f"runaway {short(frame['runaway'][i])} is neither true nor false")

@@ -1,7 +1,6 @@
 """A run boiled down to what two runs are compared by; a baseline is one of these in a JSON file."""
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,16 +10,16 @@ import numpy as np
 import pandas as pd
 
 from semkv_bench.errors import MissingError, SemkvError, UsageError
+from semkv_bench.files import parse_json, write_atomically
 from semkv_bench.grid.cost import LayerShape, SideShape
 from semkv_bench.models.shape import ModelShape
-from semkv_bench.records.schema import REFERENCE
+from semkv_bench.records.schema import REFERENCE, UNIT
 from semkv_bench.stats import StatsOptions, analyze
 from semkv_bench.stats.result import OperatingPoint
 
 __all__ = ["Snapshot", "from_run", "planned_identity", "read_baseline", "settle", "write_baseline"]
 
 SCHEMA = 1
-_UNIT = ["task", "example_id", "seed", "turn"]
 _MEASURES = ("score", "kl", "new_tokens", "runaway", "quantized_reads")
 _BITS = ("code_bits", "packed_bits", "effective_bits")
 # What two runs must share to be comparable; sample, storage figures and code are what may differ.
@@ -101,9 +100,9 @@ def from_run(
     rows = {row.setting: row for row in report.settings}
     kept = ("kind", "quantizer", *_BITS, "verdict")
     settings = {name: {key: getattr(rows[name], key) for key in kept} for name in rows}
-    frame = frame.sort_values([*_UNIT, "setting"], ignore_index=True)
+    frame = frame.sort_values([*UNIT, "setting"], ignore_index=True)
     reference = frame[frame["setting"] == REFERENCE]
-    units = [(str(t), str(e), int(s), int(n)) for t, e, s, n in reference[_UNIT].itertuples(index=False)]
+    units = [(str(t), str(e), int(s), int(n)) for t, e, s, n in reference[UNIT].itertuples(index=False)]
     return Snapshot(
         identity=_identity(frame, charter),
         shape=shape.to_json(),
@@ -134,15 +133,11 @@ def write_baseline(snapshot: Snapshot, path: Path) -> None:
 
     Raises SemkvError if the file cannot be written.
     """
-    scratch = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        scratch.write_text(_to_json(snapshot), encoding="utf-8")
-        os.replace(scratch, path)
+        write_atomically(path, _to_json(snapshot))
     except OSError as error:
         raise SemkvError(f"cannot write the baseline {path}: {error.strerror or error}") from error
-    finally:
-        scratch.unlink(missing_ok=True)
 
 
 def read_baseline(path: Path) -> Snapshot:
@@ -153,7 +148,7 @@ def read_baseline(path: Path) -> Snapshot:
         UsageError: it holds something else.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_bytes())
     except FileNotFoundError as error:
         raise MissingError(
             f"there is no baseline {path}; from a tree you trust, write it with --update added to this command"
@@ -212,8 +207,8 @@ def _point(point: OperatingPoint | None) -> dict[str, Any] | None:
 def _table(frame: pd.DataFrame, name: str, units: list, settings: list[str]) -> np.ndarray:
     if name not in frame:
         return np.full((len(units), len(settings)), np.nan)
-    wide = frame.pivot(index=_UNIT, columns="setting", values=name)
-    ordered = wide.reindex(index=pd.MultiIndex.from_tuples(units, names=_UNIT), columns=settings)
+    wide = frame.pivot(index=UNIT, columns="setting", values=name)
+    ordered = wide.reindex(index=pd.MultiIndex.from_tuples(units, names=UNIT), columns=settings)
     return ordered.to_numpy(dtype=float)
 
 

@@ -1,7 +1,6 @@
 """Several runs, by folder, set side by side."""
 
 import glob
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from omegaconf import DictConfig, ListConfig
 from rich.console import Console
 
 from semkv_bench.errors import MissingError, UsageError
+from semkv_bench.files import parse_json
 from semkv_bench.report.command import analysed_run, check_out
 from semkv_bench.report.overview import overview_rows, show_overview, write_overview
 from semkv_bench.stats.result import Report
@@ -109,8 +109,8 @@ def _report(folder: Path, given: dict[str, Any]) -> Report:
             f"{folder} holds neither a report.json nor records; give folders of runs or reports"
         )
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        content = parse_json(path.read_bytes())
+    except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
     if isinstance(content, dict) and "overview" in content:
         raise MissingError(f"{folder} holds an overview; give folders of runs or reports")
@@ -130,7 +130,7 @@ def _check_out(out: Path) -> None:
     present = out / "report.json"
     if present.exists():
         try:
-            overview = "overview" in json.loads(present.read_text(encoding="utf-8"))
+            overview = "overview" in parse_json(present.read_bytes())
         except (OSError, ValueError, TypeError):
             overview = False
         if not overview:

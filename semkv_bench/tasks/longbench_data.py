@@ -1,6 +1,5 @@
 """LongBench's items: the hub's archive, a local one, a folder of <task>.jsonl files, or a saved dataset."""
 
-import json
 import urllib.error
 import urllib.request
 import zipfile
@@ -11,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 from semkv_bench.errors import MissingError, UsageError
+from semkv_bench.files import parse_json
 from semkv_bench.tasks.longbench_metrics import paragraph_number
 
 __all__ = [
@@ -200,8 +200,8 @@ def _lines(data: bytes, label: str) -> Iterator[tuple[str, Any]]:
             continue
         where = f"{label}:{number}"
         try:
-            yield where, json.loads(line)
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            yield where, parse_json(line)
+        except ValueError as error:
             raise UsageError(f"{where}: not valid JSON ({error})") from None
 
 

@@ -1,11 +1,8 @@
 """Prompt templates for LongBench: the benchmark's own, fetched and checked, or wording of this project."""
 
 import hashlib
-import json
 import logging
-import os
 import re
-import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
@@ -13,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from semkv_bench.errors import MissingError, UsageError
-from semkv_bench.files import cache_dir
+from semkv_bench.files import cache_dir, parse_json, write_atomically
 
 __all__ = ["FOLLOW_UPS", "OFFICIAL_SHA256", "OFFICIAL_URL", "OWN", "PromptSet", "fill", "load_prompts"]
 
@@ -191,8 +188,8 @@ def _read_local(path: Path, names: tuple[str, ...]) -> PromptSet:
 
 def _templates(data: bytes, label: str, names: tuple[str, ...]) -> dict[str, str]:
     try:
-        table = json.loads(data)
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        table = parse_json(data)
+    except ValueError as error:
         raise UsageError(f"{label}: not valid JSON ({error})") from None
     if not isinstance(table, dict):
         raise UsageError(f"{label}: not a JSON object of task names and prompts")
@@ -231,9 +228,7 @@ def _store(file: Path, data: bytes) -> None:
     """Write in one step, so that another process never reads half a file."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as temporary:
-            temporary.write(data)
-        os.replace(temporary.name, file)
+        write_atomically(file, data)
     except OSError as error:
         _log.warning("LongBench's prompts could not be kept in %s (%s).", file, error)
 
