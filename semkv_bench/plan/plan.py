@@ -20,8 +20,9 @@ from semkv_bench.models.load import EmbeddedModel, PretrainedModel
 from semkv_bench.models.shape import ModelShape
 from semkv_bench.plan.cost import costs_at_contexts, typical_tails
 from semkv_bench.plan.settings import _plain, planned_settings
-from semkv_bench.plan.stages import Stage, Unit, arrange, described
+from semkv_bench.plan.stages import Stage, arrange, described
 from semkv_bench.protocols import Protocol
+from semkv_bench.records.schema import Unit
 from semkv_bench.settings.setting import Setting
 from semkv_bench.stats import StatsOptions
 from semkv_bench.stats.operating_point import clusters_needed_at_best

@@ -9,14 +9,12 @@ from itertools import accumulate
 from typing import Any
 
 from semkv_bench.errors import UsageError
+from semkv_bench.records.schema import Unit
 from semkv_bench.stats import StatsOptions
 from semkv_bench.stats.spending import Look, spent
 from semkv_bench.tasks import Example
 
-__all__ = ["Stage", "Unit", "arrange", "cluster_of", "described", "interleaved", "stage_number"]
-
-
-Unit = tuple[str, str, int]
+__all__ = ["Stage", "arrange", "cluster_of", "described", "interleaved", "stage_number"]
 
 
 _LEAST_SPENT = 1e-10  # of alpha, at a look that can decide something
@@ -69,7 +67,7 @@ def arrange(examples: Sequence[Example], stats: StatsOptions) -> tuple[Stage, ..
                 f"a look at {held[end - 1]} of {len(examples)} examples comes too early to decide anything: start "
                 "stats.looks at a tenth of the plan or later"
             )
-        units = frozenset(_unit(example) for cluster in clusters[before:end] for example in cluster)
+        units = frozenset(example.unit for cluster in clusters[before:end] for example in cluster)
         stages.append(Stage(units, held[end - 1], end, share))
         before = end
     return tuple(stages)
@@ -132,10 +130,6 @@ def cluster_of(example: Example) -> tuple[str, str]:
     return (example.task, example.cluster or example.example_id)
 
 
-def _unit(example: Example) -> Unit:
-    return (example.task, example.example_id, example.seed)
-
-
 def described(stages: Sequence[Stage]) -> list[dict[str, Any]]:
     """The looks as they are written into the protocol."""
     return [
@@ -146,7 +140,7 @@ def described(stages: Sequence[Stage]) -> list[dict[str, Any]]:
 
 def stage_number(stages: Sequence[Stage], example: Example) -> int | None:
     """Number (from 1) of the look that an example is taken for; None where the plan has no stages."""
-    unit = _unit(example)
+    unit = example.unit
     return next((number for number, stage in enumerate(stages, start=1) if unit in stage.units), None)
 
 

@@ -21,10 +21,10 @@ from semkv_bench.records.charter import (
     require_same,
     seal,
 )
-from semkv_bench.records.lines import AppendFile, Expected, Unit, UnitReader
+from semkv_bench.records.lines import AppendFile, Expected, UnitReader
 from semkv_bench.records.prompts import PromptsFile
 from semkv_bench.records.runs import check_run
-from semkv_bench.records.schema import EXAMPLE, UNIT
+from semkv_bench.records.schema import EXAMPLE, UNIT, Unit
 
 __all__ = ["RunFolder", "charter_hash", "read_looks", "read_run", "read_sessions", "write_looks"]
 

@@ -10,11 +10,9 @@ from typing import Any
 
 from semkv_bench.errors import UsageError
 from semkv_bench.files import parse_json
-from semkv_bench.records.schema import EXAMPLE, PLACE
+from semkv_bench.records.schema import EXAMPLE, PLACE, Unit
 
-__all__ = ["AppendFile", "Expected", "Unit", "UnitReader"]
-
-Unit = tuple[str, str, int]  # task, example_id, seed: what is recorded together
+__all__ = ["AppendFile", "Expected", "UnitReader"]
 
 _TYPES = {"task": str, "example_id": str, "seed": int, "setting": str, "turn": int, "turns": int}
 _OTHER_RUN = "take the file, or those lines, out of the folder and run the sweep again"

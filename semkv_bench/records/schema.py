@@ -13,7 +13,18 @@ from semkv_bench.errors import UsageError
 from semkv_bench.records.names import DESCRIBED, describe, kind_of
 from semkv_bench.records.values import as_flag, as_integer, as_number, as_text, is_null, short
 
-__all__ = ["COLUMNS", "EXAMPLE", "KINDS", "PLACE", "REFERENCE", "UNIT", "Where", "normalize", "plain_name"]
+__all__ = [
+    "COLUMNS",
+    "EXAMPLE",
+    "KINDS",
+    "PLACE",
+    "REFERENCE",
+    "UNIT",
+    "Unit",
+    "Where",
+    "normalize",
+    "plain_name",
+]
 
 
 KINDS = ("full", "uniform", "mixed", "prune")
@@ -23,6 +34,9 @@ REFERENCE = "full"
 
 
 EXAMPLE = ["task", "example_id", "seed"]  # what is recorded together
+
+
+Unit = tuple[str, str, int]  # an example's own
 
 
 UNIT = [*EXAMPLE, "turn"]

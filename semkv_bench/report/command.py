@@ -17,6 +17,7 @@ from semkv_bench.plan.plan import stats_options
 from semkv_bench.records.folder import read_run, read_sessions
 from semkv_bench.records.foreign import read_records
 from semkv_bench.records.runs import RUNS, newest_run
+from semkv_bench.records.schema import EXAMPLE
 from semkv_bench.report.standing import Standing, last_look
 from semkv_bench.stats import StatsOptions, analyze
 from semkv_bench.stats.result import Batching, CacheSize, Layers, Report
@@ -199,7 +200,7 @@ def _batching_noise(frame: pd.DataFrame) -> Batching | None:
     """How ``full`` in a batch of its own compares with ``full`` among the other settings, where that was measured."""
     if "alone_score" not in frame:
         return None
-    measured = frame[frame["alone_score"].notna()].sort_values(["task", "example_id", "seed"])
+    measured = frame[frame["alone_score"].notna()].sort_values(EXAMPLE)
     if measured.empty:
         return None
     divergence = measured["alone_kl"].astype(float)

@@ -8,6 +8,7 @@ import pandas as pd
 
 from semkv_bench.plan.stages import _look
 from semkv_bench.records.folder import read_looks
+from semkv_bench.records.schema import EXAMPLE
 from semkv_bench.stats.result import Sequential
 from semkv_bench.stats.spending import Look
 from semkv_bench.sweep.looks import refuse_other_looks
@@ -40,7 +41,7 @@ def last_look(path: Path, frame: pd.DataFrame, charter: dict[str, Any]) -> Stand
     refuse_other_looks(path, frame, charter)
     taken = read_looks(path)
     stop = next((look for look in taken if look["stop"]), None)
-    units = frame.drop_duplicates(["task", "example_id", "seed"])
+    units = frame.drop_duplicates(EXAMPLE)
     whole = [
         int((units["look"] <= n).sum()) >= look["examples"] for n, look in enumerate(charter["looks"], 1)
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from semkv_bench.records.schema import REFERENCE, UNIT
+from semkv_bench.records.schema import EXAMPLE, REFERENCE, UNIT
 from semkv_bench.stats.contrast import Side, contrast
 from semkv_bench.stats.equivalence import difference_moments
 from semkv_bench.stats.guarded import guarded_interval, moments, score_interval
@@ -27,7 +27,7 @@ def _confidence(options: StatsOptions, look: Look | None) -> float:
 def recorded_units(records: pd.DataFrame) -> int:
     """Examples with their seeds, however many turns each has."""
     whole = records[records["setting"] == REFERENCE]
-    return len(whole[["task", "example_id", "seed"]].drop_duplicates())
+    return len(whole[EXAMPLE].drop_duplicates())
 
 
 def by_turn(records: pd.DataFrame, options: StatsOptions, look: Look | None = None) -> tuple[Turn, ...]:

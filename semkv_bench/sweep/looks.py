@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from semkv_bench.errors import UsageError
-from semkv_bench.plan.stages import Stage, _look, _unit
+from semkv_bench.plan.stages import Stage, _look
 from semkv_bench.records.folder import RunFolder, read_looks, read_run, write_looks
 from semkv_bench.records.schema import EXAMPLE
 from semkv_bench.stats import StatsOptions
@@ -38,7 +38,7 @@ def in_order(stages: Sequence[Stage], folder: RunFolder, pending: Sequence[Examp
         yield from folder.share(pending)
         return
     for stage in stages:
-        mine = [example for example in pending if _unit(example) in stage.units]
+        mine = [example for example in pending if example.unit in stage.units]
         for example in folder.share(mine):
             if settle(stages, folder):
                 return

@@ -73,7 +73,7 @@ def run_sweep(
     folder.start()
     try:
         check_looks(folder)
-        pending = [example for example in interleaved(plan.share) if _unit(example) not in folder.done]
+        pending = [example for example in interleaved(plan.share) if example.unit not in folder.done]
         if settle(plan.stages, folder) or not pending:
             return 0
         with plan.engine.open(plan.source) as session:
@@ -105,7 +105,7 @@ def _not_done(examples: Iterable[Example], folder: RunFolder) -> Iterator[Exampl
     """Those that no other process has written meanwhile."""
     for example in examples:
         folder.refresh()
-        if _unit(example) not in folder.done:
+        if example.unit not in folder.done:
             yield example
 
 
@@ -119,7 +119,7 @@ def _recorded(
             _same_answers(plan, one, other) for one, other in zip(batch, [before, *batch[:-1]], strict=True)
         ]
         asked = [example for example, copied in zip(batch, alike, strict=True) if not copied]
-        alone = [_unit(example) in noisy for example in asked]
+        alone = [example.unit in noisy for example in asked]
         answers = session.answers(asked, plan.settings, plan.protocol, alone)
         for before, copied in zip(batch, alike, strict=True):
             if copied:
@@ -144,10 +144,10 @@ def _same_answers(plan: Plan, example: Example, before: Example | None) -> bool:
 def _noise_sample(plan: Plan) -> set[tuple[str, str, int]]:
     """The examples, spread over the plan, on which ``full`` is decoded alone too."""
     # Of a run that may end early, the examples that are sure to be run.
-    examples = [e for e in plan.examples if not plan.stages or _unit(e) in plan.stages[0].units]
+    examples = [e for e in plan.examples if not plan.stages or e.unit in plan.stages[0].units]
     count = min(plan.engine.noise_examples, len(examples))
-    ordered = sorted(examples, key=_unit)
-    return {_unit(ordered[i * len(ordered) // count]) for i in range(count)}
+    ordered = sorted(examples, key=lambda e: e.unit)
+    return {ordered[i * len(ordered) // count].unit for i in range(count)}
 
 
 def _records(plan: Plan, session: Session, example: Example, answers: Answers) -> list[dict[str, Any]]:
@@ -243,8 +243,3 @@ def _cache(outcome: Outcome) -> dict[str, Any]:
         "cache_bytes": cost.nbytes,
         "token_layers": outcome.stored.by_state,
     }
-
-
-def _unit(example: Example) -> tuple[str, str, int]:
-    """What is recorded together."""
-    return (example.task, example.example_id, example.seed)

@@ -70,6 +70,11 @@ class Example:
     question: str = ""
 
     @property
+    def unit(self) -> tuple[str, str, int]:
+        """What is recorded together: task, id and seed."""
+        return (self.task, self.example_id, self.seed)
+
+    @property
     def turns(self) -> int:
         """Answers that are asked for."""
         return 1 + len(self.follow_ups)

@@ -37,16 +37,12 @@ def _examples(per_task=100, tasks=("a", "b"), seeds=(0,), shared=False) -> list[
     ]
 
 
-def _unit(example) -> tuple:
-    return (example.task, example.example_id, example.seed)
-
-
 def test_stages_hold_the_mixture_of_the_plan():
     examples = [*_examples(60, ("a",), (0, 1)), *_examples(30, ("b",), (0, 1))]
     stages = arrange(examples, StatsOptions(looks=(45, 90)))
     assert [stage.examples for stage in stages] == [45, 90, 180]
     assert [stage.information for stage in stages] == pytest.approx([0.25, 0.5, 1.0], abs=0.02)
-    assert frozenset().union(*(stage.units for stage in stages)) == {_unit(e) for e in examples}
+    assert frozenset().union(*(stage.units for stage in stages)) == {e.unit for e in examples}
     first = Counter((task, seed) for task, _, seed in stages[0].units)
     expected = {("a", 0): 15, ("a", 1): 15, ("b", 0): 7.5, ("b", 1): 7.5}
     assert first.keys() == expected.keys()
@@ -127,12 +123,12 @@ class Run:
 
     def records(self, example) -> list[dict]:
         """Nothing is lost down to L8; of L4 and L2 a share ``lost`` or more."""
-        rng = np.random.default_rng(list("-".join(map(str, _unit(example))).encode()))
+        rng = np.random.default_rng(list("-".join(map(str, example.unit)).encode()))
         right, u = rng.random() < 0.9, rng.random()
         fails = {"L4": u < self.lost, "L2": u < 0.9}
         return [
             {
-                **dict(zip(("task", "example_id", "seed"), _unit(example), strict=True)),
+                **dict(zip(("task", "example_id", "seed"), example.unit, strict=True)),
                 **{"turn": 0, "look": stage_number(self.stages, example), "setting": name},
                 **{"kind": "full" if name == "full" else "uniform", "quantizer": "q", "code_bits": bits},
                 **{"effective_bits": bits, "score": float(right and not fails.get(name, False))},
@@ -145,7 +141,7 @@ class Run:
         self.folder.start()
         ran = 0
         try:
-            pending = [e for e in self.examples if _unit(e) not in self.folder.done]
+            pending = [e for e in self.examples if e.unit not in self.folder.done]
             if settle(self.stages, self.folder) or not pending:
                 return 0
             for example in in_order(self.stages, self.folder, pending):
@@ -282,7 +278,7 @@ def test_looks_that_do_not_follow_from_the_records_are_refused(tmp_path, stops, 
 def test_every_beginning_of_a_run_is_about_all_tasks_and_keeps_seeds_together():
     examples = _examples(30, tasks=("a", "b", "c"), seeds=(0, 1), shared=True)
     ordered = interleaved(examples)
-    assert sorted(map(_unit, ordered)) == sorted(map(_unit, examples))
+    assert sorted(e.unit for e in ordered) == sorted(e.unit for e in examples)
     for size in (6, 12, 60, 120):
         assert set(Counter(example.task for example in ordered[:size]).values()) == {size // 3}
     assert all(
