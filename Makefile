@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 # Threads that spin at barriers slow everything tenfold as soon as anything else wants a core.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: demo test regress lint gpu-check clean
+.PHONY: demo test test-all check regress lint gpu-check clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -18,8 +18,18 @@ demo: $(INSTALLED)
 	$(BIN)/semkv-bench sweep experiment=demo out=results/runs/demo
 	$(BIN)/semkv-bench cliff-report run=results/runs/demo
 
+# One process a core, one thread each; the exhaustive cases that are marked slow are left to test-all.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadscope
 test: $(INSTALLED)
-	$(BIN)/python -m pytest tests
+	$(PYTEST) tests
+
+test-all: $(INSTALLED)
+	$(PYTEST) -m "" tests
+
+# For a change at hand: style, the order of the rooms, and the tests of the rooms that differ from main.
+BASE ?= main
+check: lint
+	$(PYTEST) $$($(BIN)/python scripts/changed_tests.py $(BASE))
 
 # Red when the code, the storage or the cliff differs from results/baselines; `make regress QUANTIZER=turboquant`.
 QUANTIZER ?= affine
@@ -28,7 +38,7 @@ regress: $(INSTALLED)
 
 # On a machine with a GPU: the kernels against their references, and their bandwidth.
 gpu-check: $(INSTALLED)
-	$(BIN)/python -m pytest tests/kernels
+	$(BIN)/python -m pytest -m "" tests/kernels
 	$(BIN)/python benchmarks/kernel_bandwidth.py
 
 lint: $(INSTALLED)

@@ -532,6 +532,7 @@ def test_whole_statistics_given_at_once_count_as_changed(run, tmp_path):
     assert json.loads((tmp_path / "report.json").read_text())["preregistered"] is True
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_and_resumed_the_report_is_the_same(run, local_folder, tmp_path):
     """``kill -9`` ten times, at any moment from start-up on, then a run to the end."""
     assert main(["cliff-report", f"run={run}", f"out={tmp_path / 'undisturbed'}"]) == 0

@@ -246,6 +246,7 @@ def _cases() -> list:
     return cases
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("page", "command"), _cases())
 def test_at_a_small_scale(page, command, here, tiny_run, local_folder, monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("SEMKV_CACHE", str(tmp_path / "cache"))

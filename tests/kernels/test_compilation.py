@@ -13,6 +13,7 @@ TABLE = ROOT / "results" / "kernels" / "compilation.json"
 TARGETS = {"cuda:80", "cuda:90", "cuda:100", "hip:gfx942"}
 
 
+@pytest.mark.slow
 def test_a_configuration_of_each_kernel_compiles(tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))

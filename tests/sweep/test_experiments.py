@@ -16,6 +16,7 @@ def test_every_paper_experiment_has_a_small_twin():
     assert paper <= small and len(paper) == 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_experiment_runs(name, local_folder, tmp_path):
     model = ["model=custom", f"model.path={local_folder}"]
