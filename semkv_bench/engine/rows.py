@@ -351,7 +351,7 @@ class RowCache(Cache):
             here = slice(mark.book.open_from, mark.length)
             for layer, opened in zip(self.attending.values(), mark.opened, strict=True):
                 layer.lengths[number] = mark.length
-                layer.restore(number, mark.book.settled)
+                layer.restore(number, mark.book.open_from)
                 for side, before in zip(layer.part(number, here), opened, strict=True):
                     side.copy_(before)
             for layer, state in zip(self.recurrent.values(), mark.states, strict=True):
