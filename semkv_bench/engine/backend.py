@@ -73,6 +73,10 @@ class Session(ABC):
             SemkvError: an answer cannot be had, or is not what was asked for.
         """
 
+    def notes(self) -> dict[str, Any]:
+        """What ``environment.json`` keeps besides when all is answered; ``warning`` is also said at the end."""
+        return {}
+
     def close(self) -> None:  # noqa: B027
         """Stop what the session started."""
 

@@ -9,6 +9,8 @@ from semkv_bench.engine.engine import Engine
 from semkv_bench.engine.options import EngineOptions
 from semkv_bench.engine.outcome import Outcome, request_of
 from semkv_bench.errors import UsageError
+from semkv_bench.kernels import backend
+from semkv_bench.kernels.numerics import Saturation
 from semkv_bench.models.device import describe, effective, requested
 from semkv_bench.models.load import LoadedModel
 from semkv_bench.protocols import Protocol
@@ -68,6 +70,7 @@ class TransformersSession(Session):
     ):
         self.loaded = loaded
         self._requested = dict(requested or {})
+        self._saturated_before = Saturation.count
         self.label, self.revision = loaded.label, loaded.revision
         self.engine = Engine(loaded, options)
 
@@ -79,6 +82,18 @@ class TransformersSession(Session):
             "requested": self._requested,
             "effective": effective(loaded.model, loaded.device),
         }
+
+    def notes(self) -> dict[str, Any]:
+        """See ``Session``: scales, zeros and norms that float16 could not hold."""
+        if backend(self.loaded.device) == "triton":
+            # The kernels saturate as the reference does, and do not tell.
+            return {"saturated_metadata": None}
+        count = Saturation.count - self._saturated_before
+        words = (
+            f"{count} scales, zeros or norms were beyond float16 and stored as 65504; what they belong to comes back "
+            "distorted, as from any cache with float16 metadata"
+        )
+        return {"saturated_metadata": count, **({"warning": words} if count else {})}
 
     def answers(
         self,

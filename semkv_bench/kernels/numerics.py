@@ -6,7 +6,7 @@ from torch import Tensor
 from semkv_bench.errors import SemkvError
 from semkv_bench.grid.levels import MAX_LEVELS
 
-__all__ = ["FLOAT16_MAX", "NonFiniteError", "check_rows", "finite_cast", "to_float16"]
+__all__ = ["FLOAT16_MAX", "NonFiniteError", "Saturation", "check_rows", "finite_cast", "to_float16"]
 
 FLOAT16_MAX = 65504.0
 
@@ -15,14 +15,30 @@ class NonFiniteError(SemkvError):
     """The tensor to be quantized holds NaN or infinity."""
 
 
+class Saturation:
+    """How much metadata was beyond float16 in this process; the kernels for GPUs do not count theirs."""
+
+    count = 0
+
+    @classmethod
+    def add(cls, x: Tensor) -> None:
+        """Count the values of float32 ``x`` that float16 cannot hold."""
+        cls.count += int((x.abs() > FLOAT16_MAX).sum())
+
+
 def to_float16(x: Tensor) -> Tensor:
-    """Round finite or infinite float32 to the nearest float16, saturating at +-65504."""
-    return x.clamp(-FLOAT16_MAX, FLOAT16_MAX).to(torch.float16)
+    """Round finite or infinite float32 metadata to the nearest float16, saturating at +-65504 and counting that."""
+    Saturation.add(x)
+    return _saturated(x)
 
 
 def finite_cast(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Cast finite float32 to ``dtype``; only float16 is narrow enough to need saturation."""
-    return to_float16(x) if dtype == torch.float16 else x.to(dtype)
+    return _saturated(x) if dtype == torch.float16 else x.to(dtype)
+
+
+def _saturated(x: Tensor) -> Tensor:
+    return x.clamp(-FLOAT16_MAX, FLOAT16_MAX).to(torch.float16)
 
 
 def check_rows(x: Tensor, levels: Tensor, top: int = MAX_LEVELS) -> None:

@@ -84,12 +84,16 @@ def run_sweep(
             for example, records in _recorded(plan, session, _not_done(tracked, folder)):
                 folder.append(records, _asked(plan, example))
                 ran, unread = ran + 1, unread + sum(map(_is_unread, records))
+            notes = session.notes()
         folder.write_environment(
             {
                 "finished": datetime.now(UTC).isoformat(timespec="seconds"),
                 "seconds": round(time.monotonic() - began, 1),
+                **notes,
             }
         )
+        if "warning" in notes:
+            log.warning("%s", notes["warning"])
         if unread:
             log.warning(
                 "%d answers ended before a coded block was read (quantized_reads is 0): they say nothing of their "

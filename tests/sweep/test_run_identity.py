@@ -91,3 +91,22 @@ def test_what_ran_is_written_down(finished):
         "device_map": {"": "cpu"},
         "kernels": "reference",
     }
+
+
+def test_metadata_beyond_float16_is_counted_and_said(local_folder, tmp_path, capsys):
+    model = tmp_path / "model"
+    shutil.copytree(local_folder, model)
+    changed = AutoModelForCausalLM.from_pretrained(model)
+    with torch.no_grad():
+        changed.model.layers[0].self_attn.v_proj.weight *= 1e7
+    changed.save_pretrained(model)
+    assert _again(model, tmp_path / "run") == 0
+    count = read_sessions(tmp_path / "run")[1]["saturated_metadata"]
+    assert count > 0
+    assert (
+        f"{count} scales, zeros or norms were beyond float16 and stored as 65504" in capsys.readouterr().err
+    )
+
+
+def test_nothing_is_said_where_float16_holds_all(finished):
+    assert read_sessions(finished[1])[1]["saturated_metadata"] == 0
