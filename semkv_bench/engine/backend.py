@@ -123,6 +123,10 @@ class Backend(ABC):
         """What the charter keeps of the model, so that another one under the same name is noticed."""
         return {"weights": source.weights(), "generation_config": source.generation_config()}
 
+    def protocol(self, given: Protocol) -> Protocol:
+        """What is coded when, of the configured protocol; UsageError where the engine cannot follow it."""
+        return given
+
     def check(self, source: Any, settings: Sequence[Setting], protocol: Protocol) -> None:  # noqa: B027
         """Raise UsageError for what this engine cannot run; called before prompts are written."""
 

