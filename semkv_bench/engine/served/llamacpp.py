@@ -29,6 +29,8 @@ from semkv_bench.settings.setting import Setting
 __all__ = ["LlamaCppBackend", "stored_caches"]
 
 _PACKAGE = "xllamacpp"
+# Run by its path, so that it imports nothing of ours.
+_CHILD = Path(__file__).with_name("llamacpp_child.py")
 # llama_kv_cache: size = 18.28 MiB ( 2048 cells, 30 layers, 1/1 seqs), K (q4_0): 6.33 MiB, V (q8_0): 11.95 MiB
 _CACHE = re.compile(
     r"size\s*=\s*[\d.]+ MiB \(\s*(?P<cells>\d+) cells,\s*(?P<layers>\d+) layers.*?\), "
@@ -162,7 +164,7 @@ class LlamaCppBackend(Backend):
                 "model": str(gguf), "port": port, "cells": cells * slots, "slots": slots, "keys": keys,
                 "values": values, "threads": threads,
             }  # fmt: skip
-            return [sys.executable, "-m", "semkv_bench.engine.served.llamacpp_child", json.dumps(options)]
+            return [sys.executable, str(_CHILD), json.dumps(options)]
         return [
             *shlex.split(self.command),
             *("--model", str(gguf), "--host", "127.0.0.1", "--port", str(port)),
@@ -182,7 +184,7 @@ class LlamaCppSession(ServedSession):
     """llama.cpp's server, one cache type after another."""
 
     def __init__(self, source: Any, backend: LlamaCppBackend):
-        super().__init__(source.name, backend.tokenizer(source), backend)
+        super().__init__(source.name, backend.tokenizer(source), backend, backend.shape(source))
         self.revision = getattr(source, "revision", None)
         self._source = source
 

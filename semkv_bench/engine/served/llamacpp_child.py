@@ -1,4 +1,4 @@
-"""``python -m semkv_bench.engine.served.llamacpp_child JSON``: the packaged llama.cpp server, until a signal comes."""
+"""``python llamacpp_child.py JSON``: the packaged llama.cpp server, until a signal comes."""
 
 import json
 import signal

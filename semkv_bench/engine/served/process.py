@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from semkv_bench.engine.served.supervise import end
+from semkv_bench.engine.served import supervise
 from semkv_bench.errors import MissingError, SemkvError
 
 __all__ = ["ServerProcess", "free_port"]
@@ -40,7 +40,8 @@ class ServerProcess:
     def __enter__(self) -> "ServerProcess":
         with self.log.open("ab") as out:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "semkv_bench.engine.served.supervise", *self.command],
+                # By its path, which imports nothing of ours: a server must not wait for libraries it does not need.
+                [sys.executable, supervise.__file__, *self.command],
                 stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=subprocess.STDOUT,
@@ -54,7 +55,7 @@ class ServerProcess:
         process = self._process
         if process is None:
             return
-        end(process.pid)
+        supervise.end(process.pid)
         if process.stdin is not None:
             process.stdin.close()
         process.wait()

@@ -25,6 +25,8 @@ from semkv_bench.engine.served.completion import (
 )
 from semkv_bench.engine.served.setting import ServedSetting
 from semkv_bench.errors import SemkvError
+from semkv_bench.grid.cost import SIDES, Stored, StoredSide, Tokens
+from semkv_bench.models.shape import ModelShape
 from semkv_bench.protocols import Protocol
 from semkv_bench.settings.setting import Setting
 from semkv_bench.tasks import Example
@@ -59,10 +61,11 @@ class ServedSession(Session):
     Subclasses say how a server comes up (``serving``) and what a setting has to show (``check_storage``).
     """
 
-    def __init__(self, label: str, tokenizer: Any, options: Any):
+    def __init__(self, label: str, tokenizer: Any, options: Any, shape: ModelShape):
         self.label = label
         self.tokenizer = tokenizer
         self.options = options
+        self.shape = shape
         self.together = options.together
         self.logs = Path(tempfile.mkdtemp(prefix="semkv-served-"))
         self.said: dict[str, dict[str, Any]] = {}
@@ -233,7 +236,19 @@ class ServedSession(Session):
             turn=turn,
             context=answer.contexts[turn],
             text=said.text,
+            stored=self._stored(setting, answer.contexts[turn] + len(said.tokens or ())),
         )
+
+    def _stored(self, setting: ServedSetting, tokens: int) -> Stored:
+        """Every layer but the native ones holds its tokens coded, a sliding one those of its window."""
+        sides = []
+        for number, layer in enumerate(self.shape.cache):
+            if layer is not None:
+                native = min(number, self.shape.layers - 1 - number) < setting.native_layers / 2
+                here = int(layer.held(tokens))
+                held = Tokens(kept=here) if native else Tokens.of([here])
+                sides += [StoredSide(name, getattr(layer, name), (number,), held) for name in SIDES]
+        return Stored(tuple(sides))
 
 
 def _longest(example: Example) -> int:

@@ -30,11 +30,13 @@ FULL_TYPES = ("f16", "bf16", "float16", "bfloat16", "half", "fp16")
 
 @dataclass(frozen=True)
 class ServedSetting(Setting):
-    """One cache type, or one for the keys and one for the values. ``bits`` is what the engine stores a value in."""
+    """One cache type, or one for the keys and one for the values. ``bits`` is what the engine stores a value in,
+    but for ``native_layers``, half of them the first and half the last, which stay in 16 bits."""
 
     key_type: str = ""
     value_type: str = ""
     bits: float = math.nan
+    native_layers: int = 0
     url: str | None = None
 
     def storage(self, head_dim: int) -> Storage:
@@ -48,7 +50,9 @@ def served_setting(
     engine: str,
     bits: float | None,
     known: Mapping[str, float],
+    *,
     url: str | None = None,
+    native_layers: int = 0,
 ) -> ServedSetting:
     """The setting ``name`` for a type, or ``KEYS/VALUES``; its bits from ``known`` unless given.
 
@@ -58,7 +62,8 @@ def served_setting(
     values = values if slash else keys
     if bits is None:
         unknown = [kind for kind in (keys, values) if kind not in known]
-        if name == "full" and not unknown:
+        if name == "full":
+            # What the server really stores under this name is asked when it is up.
             bits = 16.0
         elif unknown:
             raise UsageError(
@@ -68,4 +73,13 @@ def served_setting(
             bits = (known[keys] + known[values]) / 2
     kind = "full" if name == "full" else "uniform"
     label = None if kind == "full" else engine
-    return ServedSetting(name, kind, label, key_type=keys, value_type=values, bits=float(bits), url=url)
+    return ServedSetting(
+        name,
+        kind,
+        label,
+        key_type=keys,
+        value_type=values,
+        bits=float(bits),
+        native_layers=native_layers,
+        url=url,
+    )

@@ -1,4 +1,4 @@
-"""``python -m semkv_bench.engine.served.supervise COMMAND...``: a server that ends with whoever started it.
+"""``python supervise.py COMMAND...``: a server that ends with whoever started it.
 
 Standard input is a pipe that the starter holds and never writes to. However the starter ends, killed or not, the pipe
 closes, and the command goes with all that it has started, in its process group or out of it.
