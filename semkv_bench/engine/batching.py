@@ -8,6 +8,7 @@ import torch
 from semkv_bench.engine.decode import Decoding, row_room
 from semkv_bench.engine.options import EngineOptions
 from semkv_bench.engine.outcome import Turn
+from semkv_bench.engine.rows import allocated
 from semkv_bench.errors import SemkvError
 from semkv_bench.models.shape import ModelShape
 
@@ -25,8 +26,8 @@ def row_bytes(shape: ModelShape, tokens: int, itemsize: int) -> int:
 
 
 def row_cost(shape: ModelShape, turns: Sequence[Turn], how: Decoding, vocabulary: int, itemsize: int) -> int:
-    """Bytes of a batch for each of its rows: the cache, and the forced answer's logits and their logarithms."""
-    capacity = len(turns[0].input_ids) - 1 + row_room(turns, how)
+    """Bytes of a batch for each row: its cache as it is allocated, the forced answer's logits and their logarithms."""
+    capacity = allocated(len(turns[0].input_ids) - 1 + row_room(turns, how))
     at_once = max(how.teacher_tokens, how.rule.block * how.rule.codes_tail)
     return row_bytes(shape, capacity, itemsize) + 2 * 4 * at_once * vocabulary
 

@@ -16,7 +16,12 @@ from semkv_bench.models.layers import CacheLayer, cache_layers
 # Buffers grow in steps of so many tokens, so that prompts of about one length share them.
 _STEP = 256
 
-__all__ = ["Mark", "Row", "RowCache", "RowLayer", "row_mask"]
+__all__ = ["Mark", "Row", "RowCache", "RowLayer", "allocated", "row_mask"]
+
+
+def allocated(tokens: int) -> int:
+    """Tokens that the buffers of rows of ``tokens`` tokens hold."""
+    return -(-tokens // _STEP) * _STEP
 
 
 def row_mask(
@@ -127,7 +132,7 @@ class RowLayer(CacheLayerMixin):
         self.dtype, self.device = key_states.dtype, key_states.device
         # Zeros: masked places are multiplied by zero weights, which NaN would survive.
         self.keys, self.values = (
-            states.new_zeros(self.rows, states.shape[1], -(-self.capacity // _STEP) * _STEP, states.shape[3])
+            states.new_zeros(self.rows, states.shape[1], allocated(self.capacity), states.shape[3])
             for states in (key_states, value_states)
         )
         self.is_initialized = True

@@ -1,13 +1,16 @@
 """What a sweep needs of a device's memory, and what would make it fit."""
 
+from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from semkv_bench.engine.batching import row_bytes, row_cost, rows_that_fit
-from semkv_bench.engine.decode import Decoding
+from semkv_bench.engine.decode import Decoding, row_room
 from semkv_bench.engine.outcome import request_of
+from semkv_bench.engine.rows import allocated
 from semkv_bench.models.device import memory_total
 from semkv_bench.models.device_map import spread
 from semkv_bench.plan.plan import Plan
@@ -110,11 +113,22 @@ def estimate_memory(plan: Plan, weights: Weights) -> Memory:
     )
     if memory.fits:
         return memory
-    advice = _advice(memory, weights, per_row=per_row, per_token=2 * per_token + active)
-    return replace(memory, advice=advice)
+    room = _most_room(plan, how)
+    logits = per_row - row_bytes(shape, allocated(prompt + room), size)
+
+    def alone(tokens: int) -> int:
+        """Bytes that a prompt of ``tokens`` tokens needs with a single row, the weights left out."""
+        return (per_token + active) * tokens + row_bytes(shape, allocated(tokens + room), size) + logits
+
+    return replace(memory, advice=_advice(memory, weights, per_row, alone))
 
 
-def _advice(memory: Memory, weights: Weights, per_row: int, per_token: int) -> str:
+def _most_room(plan: Plan, how: Decoding) -> int:
+    """Tokens that a row of the plan may have to hold besides its prompt."""
+    return max(row_room(request_of(example).turns, how) for example in plan.examples) - 1
+
+
+def _advice(memory: Memory, weights: Weights, per_row: int, alone: Callable[[int], int]) -> str:
     left = memory.available - memory.weights
     if left <= 0:
         halved = "model.dtype=bfloat16 halves that; " if weights.itemsize == 4 else ""
@@ -125,9 +139,7 @@ def _advice(memory: Memory, weights: Weights, per_row: int, per_token: int) -> s
     rows = int((left - memory.prompt - memory.activations) // per_row)
     if rows >= 1:
         return f"engine.max_rows={rows} would fit: the settings are then decoded in batches of {rows}"
-    # What a row holds besides its prompt: answer and logits.
-    fixed = per_row - memory.prompt
-    tokens = int((left - fixed) // per_token)
+    tokens = bisect_right(range(memory.longest), left, key=alone) - 1
     if tokens > 1:
         return f"max_prompt_tokens={tokens} with engine.max_rows=1 would fit"
     return f"a device of {memory.needed / _GIB:.0f} GiB would do, or model.device_map=auto over several"
