@@ -113,8 +113,8 @@ def _power(cases: list[dict]) -> plt.Figure:
         mine = [case for case in cases if case["verdict"] == verdict]
         for color, case in zip(_COLORS, mine, strict=False):
             axis.plot(CURVE, case["curve"], color=color, label=case["about"])
-            if case["power_80"] and case["power_80"] <= CURVE[-1]:
-                axis.plot(case["power_80"], case["power_80_measured"], "o", color=color, ms=7)
+            if case["n_needed"] and case["n_needed"] <= CURVE[-1]:
+                axis.plot(case["n_needed"], case["power"], "o", color=color, ms=7)
         axis.axhline(0.8, color="black", lw=0.8, ls=":")
         axis.set_title(f"{verdict} at a margin of 0.03")
         axis.legend(frameon=False, fontsize=8)

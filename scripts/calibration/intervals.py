@@ -6,16 +6,17 @@ from scipy import stats
 from calibration.shapes import Shape
 from semkv_bench.stats import StatsOptions
 from semkv_bench.stats.bootstrap import percentile_interval, resample_means
-from semkv_bench.stats.equivalence import p_no_worse
-from semkv_bench.stats.guarded import Moments, guarded_interval, moments, p_below
+from semkv_bench.stats.equivalence import p_degraded, p_no_worse
+from semkv_bench.stats.guarded import Moments, guarded_interval, moments
 from semkv_bench.stats.multiplicity import shares
 from semkv_bench.stats.pairing import SettingInfo
 
 __all__ = ["coverage_cell", "exact_rates", "family_rate"]
 
 CONFIDENCE, ALPHA = 0.95, 0.05
-_RESAMPLES = 1000
-_BOOTSTRAPPED = 1000  # repetitions of the percentile interval, which is only shown beside
+_RESAMPLES = 400
+_BOOTSTRAPPED = 400  # repetitions of the percentile interval, which is only shown beside
+_NEAR, _FINE = 0.046, 20_000  # rates of false verdicts that are measured again, with so many repetitions
 _AT_ONCE = 10_000  # repetitions that are held in memory
 
 
@@ -27,7 +28,18 @@ def coverage_cell(shape: Shape, clusters: int, mean: float, reps: int, rng: np.r
         for _ in range(parts)
     ]
     known = {"shape": shape.name, "clusters": clusters, "true_difference": mean}
-    return known | {name: float(np.mean([cell[name] for cell in cells])) for name in cells[0]}
+    found = known | {name: float(np.mean([cell[name] for cell in cells])) for name in cells[0]}
+    if found.get("false_equivalent", 0.0) > _NEAR:
+        # Near alpha the first figure decides only that a finer one, of new samples, replaces it.
+        found["false_equivalent"] = _false_equivalent(shape, clusters, mean, _FINE, rng)
+        found["fine"] = True
+    return found
+
+
+def _false_equivalent(shape: Shape, clusters: int, mean: float, reps: int, rng: np.random.Generator) -> float:
+    full, setting, row_sizes = shape.sample(rng, (clusters, reps))
+    m = moments(setting - full, full, shape.codes(clusters), "macro", row_sizes)
+    return float((p_no_worse(m, StatsOptions(margin=-mean, alpha=ALPHA)) < ALPHA).mean())
 
 
 def _coverage_part(
@@ -55,7 +67,7 @@ def _coverage_part(
     if mean < 0:  # the margin is put where the truth is, so both verdicts are errors
         options = StatsOptions(margin=-mean, alpha=ALPHA)
         cell["false_equivalent"] = float((p_no_worse(m, options) < ALPHA).mean())
-        cell["false_degraded"] = float((p_below(m, mean) < ALPHA).mean())
+        cell["false_degraded"] = float((p_degraded(m, options) < ALPHA).mean())
     return cell
 
 
@@ -77,7 +89,7 @@ def exact_rates(margin: float, clusters: int, alpha: float = ALPHA) -> dict:
     m = _whole_losses(clusters, np.arange(most + 1))
     weight = stats.binom.pmf(np.arange(most + 1), clusters, margin)
     equivalent = p_no_worse(m, StatsOptions(margin=margin, alpha=alpha)) < alpha
-    degraded = p_below(m, -margin) < alpha
+    degraded = p_degraded(m, StatsOptions(margin=margin, alpha=alpha)) < alpha
     return {
         "margin": margin,
         "clusters": clusters,

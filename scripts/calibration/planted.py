@@ -7,8 +7,8 @@ import numpy as np
 
 from semkv_bench.stats import StatsOptions
 from semkv_bench.stats.cliff import locate
-from semkv_bench.stats.equivalence import over_all_looks, p_no_worse
-from semkv_bench.stats.guarded import moments, p_below
+from semkv_bench.stats.equivalence import over_all_looks, p_degraded, p_no_worse
+from semkv_bench.stats.guarded import moments
 from semkv_bench.stats.multiplicity import adjusted, shares
 from semkv_bench.stats.pairing import SettingInfo
 from semkv_bench.stats.spending import Look
@@ -66,7 +66,7 @@ def states_of(
     for scores in sets.settings[:, :clusters]:
         m = moments(scores - full, full, tasks, options.average)
         within.append(over_all_looks(p_no_worse(m, options), look))
-        below.append(over_all_looks(p_below(m, -options.margin), look))
+        below.append(over_all_looks(p_degraded(m, options), look))
     holds = np.apply_along_axis(adjusted, 0, np.array(within), shares(_GRID)) < options.alpha
     falls = np.apply_along_axis(adjusted, 0, np.array(below), shares(_GRID, bottom_up=True)) < options.alpha
     return np.where(holds, 2, np.where(falls, 0, 1))

@@ -4,8 +4,8 @@ import numpy as np
 
 from calibration.shapes import Draw, f1, rouge, zero_one
 from semkv_bench.stats import StatsOptions
-from semkv_bench.stats.equivalence import p_no_worse
-from semkv_bench.stats.guarded import Moments, moments, p_below
+from semkv_bench.stats.equivalence import POWER, p_degraded, p_no_worse
+from semkv_bench.stats.guarded import Moments, moments
 
 __all__ = ["CASES", "curve", "needed", "promise"]
 
@@ -37,7 +37,7 @@ def power_at(draw: Draw, verdict: str, clusters: int, reps: int, rng: np.random.
         number = min(at_once, reps - start)
         full, setting = draw(rng, (clusters, number))
         m = moments(setting - full, full, np.zeros(clusters, dtype=int), "macro")
-        p = p_no_worse(m, options) if verdict == "equivalent" else p_below(m, -options.margin)
+        p = p_no_worse(m, options) if verdict == "equivalent" else p_degraded(m, options)
         hits += int((p < options.alpha).sum())
     return hits / reps
 
@@ -47,16 +47,14 @@ def curve(draw: Draw, verdict: str, reps: int, rng: np.random.Generator) -> list
     return [power_at(draw, verdict, n, reps, rng) for n in CURVE]
 
 
-def needed(m: Moments, verdict: str, power: float | None) -> int | None:
+def needed(m: Moments, verdict: str) -> int | None:
     """The report's sample size for one setting alone, from moments of shape [1]."""
     options = StatsOptions()
 
     def settled(n: int) -> bool:
-        more = m.grown(n / float(m.clusters[0]))
-        if power is not None:
-            more = more.scattered(100)
-        p = p_no_worse(more, options) if verdict == "equivalent" else p_below(more, -options.margin)
-        return float((p < options.alpha).mean()) >= (power or 1.0)
+        more = m.grown(n / float(m.clusters[0])).scattered(100)
+        p = p_no_worse(more, options) if verdict == "equivalent" else p_degraded(more, options)
+        return float((p < options.alpha).mean()) >= POWER
 
     low, high = 4, 8
     while not settled(high):
@@ -74,10 +72,9 @@ def promise(draw: Draw, verdict: str, reps: int, pilots: int, rng: np.random.Gen
     full, setting = draw(rng, (_LARGE, 1))
     whole = moments(setting - full, full, np.zeros(_LARGE, dtype=int), "macro")
     out: dict = {"verdict": verdict, "difference": float(whole.mean[0])}
-    for name, power in (("even_odds", None), ("power_80", 0.8)):
-        size = needed(whole, verdict, power)
-        out[name] = size
-        out[f"{name}_measured"] = None if size is None else power_at(draw, verdict, size, reps, rng)
+    size = needed(whole, verdict)
+    out["n_needed"] = size
+    out["power"] = None if size is None else power_at(draw, verdict, size, reps, rng)
     full, setting = draw(rng, (60, pilots))
     several = moments(setting - full, full, np.zeros(60, dtype=int), "macro")
     margin = StatsOptions().margin
@@ -85,7 +82,7 @@ def promise(draw: Draw, verdict: str, reps: int, pilots: int, rng: np.random.Gen
     for i in range(pilots):
         m, mean = several.column(i), float(several.mean[i])
         able = abs(mean) < margin if verdict == "equivalent" else mean < -margin
-        size = needed(m, verdict, 0.8) if able else None
+        size = needed(m, verdict) if able else None
         sizes.append(np.inf if size is None else size)
     out["pilot_quartiles"] = [
         None if np.isinf(value) else float(value)

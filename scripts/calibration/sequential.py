@@ -5,8 +5,8 @@ import numpy as np
 from calibration.planted import LEVELS, TASKS, CliffCell, plant, planted_name, states_of
 from calibration.shapes import Shape
 from semkv_bench.stats import StatsOptions
-from semkv_bench.stats.equivalence import over_all_looks, p_no_worse
-from semkv_bench.stats.guarded import moments, p_below
+from semkv_bench.stats.equivalence import over_all_looks, p_degraded, p_no_worse
+from semkv_bench.stats.guarded import moments
 from semkv_bench.stats.spending import Look
 
 __all__ = ["PLANS", "looks_of", "saving_cell", "single_cell"]
@@ -35,7 +35,7 @@ def single_cell(
         rows = None if row_sizes is None else row_sizes[:size]
         m = moments((setting - full)[:size], full[:size], tasks[:size], "macro", rows)
         equivalent |= over_all_looks(p_no_worse(m, options), look) < ALPHA
-        degraded |= over_all_looks(p_below(m, mean), look) < ALPHA
+        degraded |= over_all_looks(p_degraded(m, options), look) < ALPHA
     return {
         "shape": shape.name,
         "looks": list(sizes),

@@ -6,7 +6,7 @@ from functools import cache
 
 import numpy as np
 
-__all__ = ["FEW_COUNT", "SHAPES", "Shape", "truth"]
+__all__ = ["FEW_COUNT", "HARD", "SHAPES", "Shape", "truth"]
 
 # Scores of ``full`` [N, R] and of the setting: [N, R], or [K, N, R] where an example has K seeds.
 Draw = Callable[[np.random.Generator, tuple[int, int]], tuple[np.ndarray, np.ndarray]]
@@ -113,6 +113,48 @@ def ties(rate: float) -> Draw:
         full, part = rng.beta(2, 1, shape), rng.random(shape)
         differs, down = rng.random(shape) < rate, rng.random(shape) < 0.8
         return full, np.where(differs, np.where(down, full * (1 - part), full + (1 - full) * part), full)
+
+    return draw
+
+
+def longest(share: float, loss: float) -> Draw:
+    """F1: only the longest ``share`` of the prompts changes, half of them a little, ``loss`` of them to nothing."""
+
+    def draw(rng, shape):
+        full, _ = f1(0.0, 0.0)(rng, shape)
+        long, u, part = rng.random(shape) < share, rng.random(shape), rng.random(shape)
+        changed = np.where(u < loss, 0.0, np.where(u < loss + 0.5, full * (1 - 0.5 * part), full))
+        return full, np.where(long, changed, full)
+
+    return draw
+
+
+def halves(down: float, up: float) -> Draw:
+    """Scores 0, 0.5 and 1, of which ``down`` fall by one step and ``up`` rise by one."""
+
+    def draw(rng, shape):
+        full, u = rng.choice([0.0, 0.5, 1.0], shape, p=[0.2, 0.3, 0.5]), rng.random(shape)
+        return full, np.clip(full - 0.5 * (u < down) + 0.5 * (u > 1 - up), 0, 1)
+
+    return draw
+
+
+def similarity(noise: float, drop: float) -> Draw:
+    """Edit similarity: noise on every pair, and all of them ``drop`` lower."""
+
+    def draw(rng, shape):
+        full = rng.beta(5, 3, shape)
+        return full, np.clip(full - drop + noise * rng.standard_normal(shape), 0, 1)
+
+    return draw
+
+
+def steady(drop: float, gain: float) -> Draw:
+    """All scores ``drop`` lower, but ``gain`` of them jump to 1."""
+
+    def draw(rng, shape):
+        full = 0.2 + 0.5 * rng.random(shape)
+        return full, np.where(rng.random(shape) < gain, 1.0, full - drop)
 
     return draw
 
@@ -231,6 +273,16 @@ FEW_COUNT = (
     ),
     Shape("zero_one_80", "0/1, all right at first, 80 % lost", zero_one(0.80, accuracy=1.0)),
     Shape("zero_one_95", "0/1, all right at first, 95 % lost", zero_one(0.95, accuracy=1.0)),
+)
+
+
+# Where few prompts change, scores are coarse, all pairs are noisy, or flips go both ways.
+HARD = (
+    Shape("f1_longest", "F1, only the longest tenth changes, a third of it lost", longest(0.1, 0.33)),
+    Shape("halves", "scores 0, 0.5, 1, 10 % a step lower, 3 % a step higher", halves(0.10, 0.03)),
+    Shape("similarity", "edit similarity, noise of 0.1 on every pair, 0.03 lower", similarity(0.1, 0.03)),
+    Shape("flips", "0/1, 15 % lose, 12 % gain", zero_one(0.15, 0.12)),
+    Shape("steady_gains", "all 0.04 lower, 1 % jump to 1", steady(0.04, 0.01), mean=-0.04 + 0.01 * 0.59),
 )
 
 

@@ -3,12 +3,14 @@
 from calibration.planted import CliffCell
 
 __all__ = [
+    "ablation_table",
     "cliff_table",
     "coverage_table",
     "exact_table",
     "family_table",
     "markdown",
     "power_table",
+    "samples_table",
     "summary",
 ]
 
@@ -92,17 +94,14 @@ def cliff_table(cells: list[CliffCell]) -> str:
 
 
 def power_table(cases: list[dict]) -> str:
-    """Sizes named for even odds and for a power of 80 percent, with the power measured there."""
+    """Sizes named for a power of 80 percent, with the power measured there."""
     rows = []
     for case in cases:
-        sizes = []
-        for name in ("even_odds", "power_80"):
-            size, measured = case[name], case[f"{name}_measured"]
-            sizes += [str(size) if size else "none", _share(measured)]
+        sizes = [str(case["n_needed"] or "none"), _share(case["power"])]
         pilots = ", ".join("none" if q is None else f"{q:.0f}" for q in case["pilot_quartiles"])
         rows.append((case["about"], case["verdict"], f"{case['difference']:+.4f}", *sizes, pilots))
-    head = ("scores", "verdict", "true difference", "n_needed", "power there", "n_needed_80", "power there")
-    return markdown((*head, "n_needed_80 of 60 examples (quartiles)"), rows)
+    head = ("scores", "verdict", "true difference", "n_needed", "power there")
+    return markdown((*head, "n_needed of 60 examples (quartiles)"), rows)
 
 
 def single_table(cells: list[dict]) -> str:
@@ -162,3 +161,41 @@ def summary(cells: list[dict], most: list[dict], few: list[dict], exact: list[di
         lines.append(f"most {words} at the margin (alpha 0.05), simulated: {named(worst, field)}")
         lines.append(f"most {words} at the margin, whole losses, exact: {exactly(field)}")
     return lines
+
+
+def samples_table(cells: list[dict]) -> str:
+    """Clustered documents, or dead tasks: false ``equivalent`` or ``no_worse`` with the rule, and without."""
+    rows = [
+        (
+            c["about"],
+            str(c.get("documents", c.get("per_task"))),
+            _share(c["false_equivalent"]),
+            _share(c.get("false_degraded")),
+            _share(c["false_equivalent_without"]),
+        )
+        for c in cells
+    ]
+    return markdown(("sample", "n", "false equivalent", "false degraded", "without the rule"), rows)
+
+
+def ablation_table(cells: list[dict]) -> str:
+    """A row a rule: the worst error rates over all shapes and sizes, and the mean power."""
+    rows = []
+    for name in cells[0]["rules"]:
+        row = [name]
+        for field in ("false_equivalent", "false_degraded"):
+            held = [(c["rules"][name][field], c) for c in cells if field in c["rules"][name]]
+            worst, cell = max(held, key=lambda pair: pair[0])
+            row.append(f"{worst:.3f} ({cell['shape']}, n = {cell['clusters']})")
+        for field in ("power_no_worse", "power_degraded"):
+            held = [c["rules"][name][field] for c in cells if field in c["rules"][name]]
+            row.append(f"{sum(held) / len(held):.3f}")
+        rows.append(tuple(row))
+    head = (
+        "rule",
+        "worst false equivalent",
+        "worst false degraded",
+        "mean power no_worse",
+        "mean power degraded",
+    )
+    return markdown(head, rows)

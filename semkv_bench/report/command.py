@@ -25,6 +25,10 @@ from semkv_bench.stats.result import Batching, CacheSize, Layers, Report
 __all__ = ["analysed_run", "check_out", "given_options", "make_report", "portable", "run_report"]
 
 
+# Options that decide verdicts: given afterwards, they make a report exploratory.
+_DECIDING = ("margin", "alpha", "average", "seed", "unpaired", "sensitivity")
+
+
 @dataclass(frozen=True)
 class _Source:
     frame: pd.DataFrame
@@ -36,6 +40,7 @@ class _Source:
     own: bool = False
     planned: int | None = None
     standing: Standing | None = None
+    split: str = ""
 
 
 def make_report(config: DictConfig, changed: Collection[str], console: Console) -> Path:
@@ -82,6 +87,7 @@ def _analysed(source: _Source) -> Report:
         source.options,
         chance=source.chance,
         preregistered=source.preregistered,
+        split=source.split,
         look=standing and standing.look,
     )
     return replace(
@@ -160,8 +166,10 @@ def _of_run(path: Path, given: dict[str, Any]) -> _Source:
         "seeds": charter["seeds"],
     }
     planned = charter["examples"]["count"] if standing is None else standing.complete_at
-    as_fixed = all(getattr(options, name) == getattr(fixed, name) for name in ("margin", "alpha", "average"))
-    return _Source(frame, options, as_fixed, charter["chance"], context, path, True, planned, standing)
+    as_fixed = all(getattr(options, name) == getattr(fixed, name) for name in _DECIDING)
+    return _Source(
+        frame, options, as_fixed, charter["chance"], context, path, True, planned, standing, charter["hash"]
+    )
 
 
 def _foreign(config: DictConfig) -> _Source:

@@ -45,7 +45,28 @@ def headline(report: Report) -> str:
             f"This run could not have seen a loss of quality for {subject(report)}, "
             f"so it calls no setting safe: {_blindness(report)}."
         )
-    return f"{_cliff_sentence(report)}; {_safest(report)}."
+    return f"{_cliff_sentence(report)}; {_safest(report)}{_dead(report)}{_missing(report)}."
+
+
+def _dead(report: Report) -> str:
+    """Which tasks the verdicts leave out."""
+    dead = report.assay and report.assay.dead_tasks
+    if not dead:
+        return ""
+    verb = "cannot react and is" if len(dead) == 1 else "cannot react and are"
+    names = join([clean(task) for task in sorted(dead)])
+    return f"; judged on {len(report.assay.tasks)} of {plural(len(report.tasks), 'task')}: {names} {verb} left out"
+
+
+def _missing(report: Report) -> str:
+    """How many rows are missing, which the verdicts count as lost."""
+    rows = [row for row in report.settings if row.n_missing + row.n_unpaired]
+    if not rows:
+        return ""
+    words = [f"{count(row.n_missing + row.n_unpaired)} of {clean(row.setting)}" for row in rows[:_MOST_NAMED]]
+    if len(rows) > _MOST_NAMED:
+        words.append(f"those of {len(rows) - _MOST_NAMED} more settings")
+    return f"; rows are missing and count as lost: {join(words)}"
 
 
 def limits(report: Report) -> str:
@@ -113,9 +134,25 @@ def operating_point_words(report: Report) -> str:
 
 
 def confirmation_words(report: Report) -> str:
-    """How the operating point fared on examples that were not used to choose it; empty where nobody says."""
+    """The operating point's difference, and how it fared on two halves of the examples; empty where nobody says."""
     point = report.operating_point
-    if point is None or not (point.confirmation or point.confirmation_reason):
+    if point is None:
+        return ""
+    words = [_chosen_words(point), _confirmed_words(report, point)]
+    return " ".join(word for word in words if word)
+
+
+def _chosen_words(point: OperatingPoint) -> str:
+    if not known(point.candidates):
+        return ""
+    return (
+        f"Difference {signed(point.diff)} {signed_interval(point.diff_ci)}, allowing for the choice among "
+        f"{plural(point.candidates, 'setting')}."
+    )
+
+
+def _confirmed_words(report: Report, point: OperatingPoint) -> str:
+    if not (point.confirmation or point.confirmation_reason):
         return ""
     found = point.confirmation
     if not found:
@@ -127,14 +164,9 @@ def confirmation_words(report: Report) -> str:
         f"difference {signed(found.diff)} {signed_interval(found.diff_ci)}, "
         f"p no worse {p_value(found.p_no_worse)}"
     )
-    if found.setting == point.setting:
-        return (
-            f"Chosen on one half of the {noun}s ({first}), {clean(found.setting)} {outcome} on the other "
-            f"half ({second}): {numbers}."
-        )
     return (
-        f"On one half of the {noun}s ({first}) the choice is {clean(found.setting)}, which {outcome} on the "
-        f"other half ({second}): {numbers}. {clean(point.setting)} itself is not confirmed that way."
+        f"On one half of the {noun}s ({first}), beside all other settings (p no worse {p_value(found.p_adjusted)}), "
+        f"and by itself on the other half ({second}), {clean(found.setting)} {outcome}: {numbers}."
     )
 
 
@@ -143,7 +175,7 @@ def _unconfirmed(point: OperatingPoint | None) -> bool:
     if point is None or not (point.confirmation or point.confirmation_reason):
         return False
     found = point.confirmation
-    return found is None or not found.confirmed or found.setting != point.setting
+    return found is None or not found.confirmed
 
 
 def _model(report: Report) -> str:
@@ -227,6 +259,10 @@ def _reference_fails(report: Report) -> bool:
 def _blindness(report: Report) -> str:
     reference = reference_row(report)
     if _reference_fails(report):
+        if report.assay.too_few:
+            number = plural(report.n_clusters, sample_noun(report))
+            verb = "is" if report.n_clusters == 1 else "are"
+            return f"{number} {verb} too few to show that full precision does the tasks"
         score = f" ({fixed(reference.score)})" if reference else ""
         chance = report.assay.chance
         level = f" of {fixed(chance)}" if known(chance) else ""

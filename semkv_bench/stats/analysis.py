@@ -24,7 +24,7 @@ from semkv_bench.stats.equivalence import (
     reference_moments,
 )
 from semkv_bench.stats.guarded import guarded_interval, moments, score_interval, task_weights
-from semkv_bench.stats.operating_point import choose, confirm
+from semkv_bench.stats.operating_point import candidates, choose, confirm, interval_of_choice
 from semkv_bench.stats.options import StatsOptions
 from semkv_bench.stats.pairing import PairedScores, pair
 from semkv_bench.stats.power import residuals, seen_drops
@@ -41,7 +41,9 @@ from semkv_bench.stats.result import (
     TaskResult,
 )
 from semkv_bench.stats.runaway import exact_mcnemar, paired_counts
+from semkv_bench.stats.sensitivity import reacting_tasks
 from semkv_bench.stats.spending import Look, spent
+from semkv_bench.stats.turns import recorded_units
 
 __all__ = ["analyze", "chance_level"]
 
@@ -53,24 +55,29 @@ def analyze(
     chance: Mapping[str, float] | None = None,
     preregistered: bool = False,
     look: Look | None = None,
+    split: str = "",
 ) -> Report:
     """Statistics of one set of records.
 
     ``frame`` has one row per example, seed, turn and setting (see :func:`semkv_bench.records.schema.normalize` for
     its columns). ``chance`` is each task's score of a guess that ignores the prompt, 0 where not given.
     ``preregistered`` says whether margin and alpha were fixed before the first record. The same records in
-    any order give the same report, bit for bit. ``look`` is where a sequential run stands; ``frame`` then holds
+    any order give the same report, bit for bit. ``split``, the hash of a run's protocol, decides how the
+    examples are halved to confirm the operating point. ``look`` is where a sequential run stands; ``frame`` then holds
     that look's sample, and the report says in ``sequential`` what was spent.
 
     Raises UsageError for records that cannot be analysed.
     """
     options = options or StatsOptions()
     records = normalize(frame)
-    paired = pair(records, options)
+    whole = pair(records, options)
+    reacting = reacting_tasks(whole, options, chance or {})
+    paired = reacting.paired
+    judged = records[~records["task"].isin(reacting.dead)].reset_index(drop=True)
     guess = chance_level(paired, options, chance or {})
     judgement = judge(paired, options, guess, look=look)
     resampled = resample_means(
-        paired.differences, paired.tasks, options.average, options.resamples, options.seed
+        paired.differences, paired.tasks, options.average, options.resamples, options.seed, paired.sizes
     )
     cliffs = {
         name or "": cliff_of(grid_points(paired, name), judgement, resampled, options, name)
@@ -89,21 +96,21 @@ def analyze(
         confidence=options.confidence,
         resamples=options.resamples,
         seed=options.seed,
-        n_examples=settings[0].n,
-        n_examples_recorded=paired.recorded,
-        n_repeats_collapsed=paired.repeats,
-        n_clusters=len(paired.tasks),
+        n_examples=int(whole.evidence[:, 0].sum()),
+        n_examples_recorded=whole.recorded,
+        n_repeats_collapsed=whole.repeats,
+        n_clusters=len(whole.tasks),
         preregistered=bool(preregistered),
-        assay=_assay(judgement, guess),
+        assay=_assay(judgement, guess, paired, reacting.dead),
         settings=settings,
-        tasks=_tasks(paired, options, look),
+        tasks=_tasks(whole, options, look),
         cliff=cliffs[_main_quantizer(paired) or ""],
         cliffs=cliffs,
-        operating_point=_operating_point(paired, judgement, options, guess, look),
+        operating_point=_operating_point(paired, judgement, options, guess, look, split),
         sequential=None if look is None else _sequential(look, options),
         noise_floor=_noise_floor(settings),
-        warnings=_warnings(paired),
-        **comparisons(records, paired, options, look),
+        warnings=_warnings(whole),
+        **comparisons(judged, paired, options, look) | {"n_units_recorded": recorded_units(records)},
     )
 
 
@@ -183,6 +190,7 @@ def _settings(
             n=int(paired.evidence[:, i].sum()),
             n_clusters=int(judgement.moments.clusters[i]),
             n_unpaired=paired.unpaired.get(info.name, 0),
+            n_missing=paired.missing.get(info.name, 0),
             score=float(scores.mean[i]),
             score_ci=_pair(score_ci, i),
             **_comparison(paired, judgement, shown, options, i, look),
@@ -232,7 +240,7 @@ def _average(values: np.ndarray, paired: PairedScores, options: StatsOptions) ->
     if np.isnan(values).all():
         return None
     column = values[:, None]
-    return float(moments(column, np.abs(column), paired.tasks, options.average).mean[0])
+    return float(moments(column, np.abs(column), paired.tasks, options.average, sizes=paired.sizes).mean[0])
 
 
 def _witnesses(paired: PairedScores, options: StatsOptions, i: int) -> dict:
@@ -262,7 +270,7 @@ def _tasks(
         m = difference_moments(replace(part, tasks=single), options.average, here)
         bounds = guarded_interval(m, confidence)
         scores = part.measures["score"][:, here]
-        averages = moments(scores, scores, single, options.average).mean
+        averages = moments(scores, scores, single, options.average, sizes=part.sizes).mean
         out[task] = {
             paired.settings[i].name: TaskResult(
                 score=float(averages[k]),
@@ -275,13 +283,16 @@ def _tasks(
     return out
 
 
-def _assay(judgement: Judgement, guess: float) -> Assay:
+def _assay(judgement: Judgement, guess: float, paired: PairedScores, dead: dict[str, str]) -> Assay:
     return Assay(
         sensitive=judgement.reference_works and judgement.positive_control is not None,
         positive_control=judgement.positive_control,
         reference_above_chance=bool(judgement.reference_works),
         reference_low=judgement.reference_low,
         chance=guess,
+        tasks=tuple(task for task in paired.task_names if task not in dead),
+        dead_tasks=dead,
+        too_few=judgement.too_few,
     )
 
 
@@ -297,12 +308,18 @@ def _sequential(look: Look, options: StatsOptions) -> Sequential:
 
 
 def _operating_point(
-    paired: PairedScores, judgement: Judgement, options: StatsOptions, guess: float, look: Look | None
+    paired: PairedScores,
+    judgement: Judgement,
+    options: StatsOptions,
+    guess: float,
+    look: Look | None,
+    split: str,
 ) -> OperatingPoint | None:
     info = choose(paired, judgement)
     if info is None:
         return None
-    confirmation, reason = confirm(paired, options, guess, look)
+    confirmation, reason = confirm(paired, info, options, guess, look, split)
+    column = paired.column(info.name)
     return OperatingPoint(
         setting=info.name,
         kind=info.kind,
@@ -311,7 +328,11 @@ def _operating_point(
         effective_bits=info.effective_bits,
         cache_bits=info.cache_bits,
         compression=info.compression,
-        verdict=judgement.verdicts[paired.column(info.name)],
+        verdict=judgement.verdicts[column],
+        n_missing=paired.missing.get(info.name, 0) + paired.unpaired.get(info.name, 0),
+        diff=float(judgement.moments.mean[column]),
+        diff_ci=interval_of_choice(paired, judgement, column, options, look),
+        candidates=candidates(paired),
         confirmation=confirmation,
         confirmation_reason=reason,
     )
@@ -335,5 +356,13 @@ def _warnings(paired: PairedScores) -> tuple[str, ...]:
         if have < whole:
             found.append(f"{info.name} covers {have} of {whole} {noun}")
         if paired.unpaired.get(info.name):
-            found.append(f"{info.name}: {paired.unpaired[info.name]} rows without a partner were left out")
+            found.append(f"{info.name}: {paired.unpaired[info.name]} rows have no partner under {REFERENCE}")
+    if paired.shared:
+        found.append(
+            f"{paired.shared} examples share a document with another and count with it as one cluster"
+        )
+    if paired.same_prompts:
+        found.append(
+            f"{paired.same_prompts} examples have the prompt of another and count with it as one cluster"
+        )
     return tuple(found)

@@ -61,8 +61,10 @@ def interpolation(
     share = np.array([mix.share for mix in mixes])
     high, low = (side_of(paired, [found[k] for found in ends]) for k in (1, 2))
     line = Side(_mixed(high.scores, low.scores, share), _mixed(high.references, low.references, share))
-    result = contrast(side_of(paired, [mix.index for mix in mixes]), line, paired.tasks, options, look)
-    apart = contrast(high, low, paired.tasks, options, look)
+    result = contrast(
+        side_of(paired, [mix.index for mix in mixes]), line, paired.tasks, options, look, paired.sizes
+    )
+    apart = contrast(high, low, paired.tasks, options, look, paired.sizes)
     words = ("on the line", "above the line", "below the line")
     judged = _judged(result, options, words)
     return tuple(
@@ -129,7 +131,7 @@ def deletion(paired: PairedScores, options: StatsOptions, look: Look | None = No
             pairs += [(i, j) for j in found] or [(i, None)]
     matched = [pair for pair in pairs if pair[1] is not None]
     first, second = (side_of(paired, [pair[k] for pair in matched]) for k in (0, 1))
-    result = contrast(first, second, paired.tasks, options, look)
+    result = contrast(first, second, paired.tasks, options, look, paired.sizes)
     words = ("alike within the margin", "deletion loses less", "deletion loses more")
     judged = dict(zip(matched, _judged(result, options, words), strict=True))
     scores = {pair: (result.value("first", k), result.value("second", k)) for k, pair in enumerate(matched)}

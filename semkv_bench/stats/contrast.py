@@ -60,9 +60,14 @@ def side_of(paired: PairedScores, columns: list[int]) -> Side:
 
 
 def contrast(
-    first: Side, second: Side, tasks: np.ndarray, options: StatsOptions, look: Look | None = None
+    first: Side,
+    second: Side,
+    tasks: np.ndarray,
+    options: StatsOptions,
+    look: Look | None = None,
+    sizes: np.ndarray | None = None,
 ) -> Contrast:
-    """Compare two sides column by column over the clusters that have both.
+    """Compare two sides column by column over the clusters that have both, of ``sizes`` [N] examples (1).
 
     The guarded interval tells a loss from a gain: it is made for a setting against its reference. Here either
     side may be the better one, so both directions are formed and the wider bound and the larger p are taken.
@@ -70,8 +75,8 @@ def contrast(
     """
     total = first.scores.shape[1]
     starts = range(0, total, _CHUNK)
-    parts = [_contrast(_cut(first, s), _cut(second, s), tasks, options, look) for s in starts] or [
-        _contrast(first, second, tasks, options, look)
+    parts = [_contrast(_cut(first, s), _cut(second, s), tasks, options, look, sizes) for s in starts] or [
+        _contrast(first, second, tasks, options, look, sizes)
     ]
     return Contrast(
         **{name: np.concatenate([getattr(part, name) for part in parts]) for name in _fields(parts[0])}
@@ -87,7 +92,12 @@ def _cut(side: Side, start: int) -> Side:
 
 
 def _contrast(
-    first: Side, second: Side, tasks: np.ndarray, options: StatsOptions, look: Look | None
+    first: Side,
+    second: Side,
+    tasks: np.ndarray,
+    options: StatsOptions,
+    look: Look | None,
+    sizes: np.ndarray | None,
 ) -> Contrast:
     size = first.scores.shape[1]
     out = {name: np.full(size, np.nan) for name in Contrast.__dataclass_fields__}
@@ -101,8 +111,8 @@ def _contrast(
         return Contrast(**out)
     difference = difference[:, here]
     one, two = (np.where(np.isnan(difference), np.nan, side.scores[:, here]) for side in (first, second))
-    forth = moments(difference, two, tasks, options.average)
-    back = moments(-difference, one, tasks, options.average)
+    forth = moments(difference, two, tasks, options.average, sizes=sizes)
+    back = moments(-difference, one, tasks, options.average, sizes=sizes)
     confidence = options.confidence if look is None else look.confidence(options.confidence)
     low, high = guarded_interval(forth, confidence)
     back_low, back_high = guarded_interval(back, confidence)
@@ -111,8 +121,8 @@ def _contrast(
     sides = [test(m, options) for test in (p_no_worse, p_no_better) for m in (forth, back)]
     within = np.max(sides, axis=0)
     out["clusters"][here] = forth.clusters.astype(int)
-    out["first"][here] = moments(one, one, tasks, options.average).mean
-    out["second"][here] = moments(two, two, tasks, options.average).mean
+    out["first"][here] = moments(one, one, tasks, options.average, sizes=sizes).mean
+    out["second"][here] = moments(two, two, tasks, options.average, sizes=sizes).mean
     out["mean"][here] = forth.mean
     out["low"][here], out["high"][here] = np.minimum(low, -back_high), np.maximum(high, -back_low)
     out["p_difference"][here] = np.minimum(1.0, 2 * over_all_looks(np.minimum(above, below), look))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -69,13 +69,14 @@ class Judgement:
     reference_low: float
     reference_works: bool
     positive_control: str | None
+    too_few: bool
     grown: dict[tuple[bool, float], np.ndarray] = field(default_factory=dict)
 
 
 def reference_moments(paired: PairedScores, average: str) -> Moments:
     """Moments of the scores themselves, every setting on its own rows, fields [S]."""
     scores = paired.measures["score"]
-    return moments(scores, scores, paired.tasks, average)
+    return moments(scores, scores, paired.tasks, average, sizes=paired.sizes)
 
 
 def difference_moments(paired: PairedScores, average: str, columns: Sequence[int] | None = None) -> Moments:
@@ -87,6 +88,7 @@ def difference_moments(paired: PairedScores, average: str, columns: Sequence[int
         paired.tasks,
         average,
         paired.row_sizes[:, chosen],
+        paired.sizes,
     )
 
 
@@ -106,7 +108,9 @@ def judge(
     sequential run the p-values other than the raw ones are those over all looks.
     """
     m = difference_moments(paired, options.average)
-    lost, won, deg = (test(m, options) for test in (p_no_worse, p_no_better, p_degraded))
+    lost, won, deg = (_p_value(test, m, paired, options) for test in (p_no_worse, p_no_better, p_degraded))
+    for column, p in paired.chosen_by.items():
+        deg[column] = max(deg[column], p)
     p_diff = np.minimum(1.0, 2 * over_all_looks(np.minimum(p_below(m, 0.0), p_above(m, 0.0)), look))
     family = np.array([info.kind != "full" for info in paired.settings])
     tested = [info for info in paired.settings if info.kind != "full"]
@@ -129,6 +133,8 @@ def judge(
     confidence = options.confidence if look is None else look.confidence(options.confidence)
     low = float(score_interval(reference_moments(paired, options.average), confidence)[0][0])
     works = low > chance
+    best = moments(*2 * [np.ones((len(paired.tasks), 1))], paired.tasks, options.average, sizes=paired.sizes)
+    too_few = bool(score_interval(best, confidence)[0][0] <= chance)
     control = _positive_control(paired, shown)
     return Judgement(
         moments=m,
@@ -148,7 +154,15 @@ def judge(
         reference_low=low,
         reference_works=works,
         positive_control=control if works else None,
+        too_few=too_few,
     )
+
+
+def _p_value(test: Callable, m: Moments, paired: PairedScores, options: StatsOptions) -> np.ndarray:
+    """``test`` on the rows that have a partner, and, where rows are missing, on the worst that they may have been."""
+    if paired.worst is None:
+        return test(m, options)
+    return np.maximum(test(m, options), test(difference_moments(paired.worst, options.average), options))
 
 
 def p_no_worse(m: Moments, options: StatsOptions) -> np.ndarray:

@@ -142,12 +142,14 @@ def moments(
     tasks: np.ndarray,
     average: str,
     row_sizes: np.ndarray | None = None,
+    sizes: np.ndarray | None = None,
 ) -> Moments:
     """Moments of cluster ``values`` [N, S] (NaN: absent) stratified by ``tasks`` [N] (codes 0..T-1).
 
     ``stakes`` [N, S] are the reference's scores; ``row_sizes`` [N, S] how far the single rows of a cluster are
     from the reference's (see :class:`semkv_bench.stats.pairing.PairedScores`), not given where a cluster is
-    one row. Every column needs at least one value. A task's variance is
+    one row. ``sizes`` [N] are the examples in each cluster (1): a task's average is that of its examples,
+    the ratio estimator of cluster sampling (Cochran 1977). Every column needs at least one value. A task's variance is
     shrunk towards the pooled one by one degree of freedom, which also serves tasks with a single cluster;
     where no task has two, the variance around the overall mean stands in.
     """
@@ -155,19 +157,25 @@ def moments(
     x, stake = np.where(here, values, 0.0), np.where(here, stakes, 0.0)
     member = (tasks[None, :] == np.arange(int(tasks.max()) + 1)[:, None]).astype(float)  # [T, N]
     n_t = member @ here  # [T, S]
-    weight_t = task_weights(n_t, average)
+    held = here * (np.ones(len(tasks)) if sizes is None else sizes)[:, None]
+    examples_t = member @ held
+    weight_t = task_weights(examples_t, average)
     safe_n = np.maximum(n_t, 1)
-    mean_t = member @ x / safe_n
+    mean_t = member @ (held * x) / np.maximum(examples_t, 1)
     mean = (weight_t * mean_t).sum(axis=0)
-    away = np.where(here, x - mean_t[tasks], 0.0)
-    unit = np.where(here, (weight_t / safe_n)[tasks], 0.0)  # weight of each cluster
+    share = held * (safe_n / np.maximum(examples_t, 1))[tasks]  # of the average cluster of the task
+    away = share * (x - mean_t[tasks])
+    unit = share * (weight_t / safe_n)[tasks]  # weight of each cluster
     n_eff = 1 / np.sqrt((unit**3).sum(axis=0))
 
     clusters, strata = n_t.sum(axis=0), (n_t > 0).sum(axis=0)
     var_t, df = _task_variances(member @ (away * away), n_t, weight_t, clusters - strata)
+    df = (
+        df * (examples_t**2 / np.maximum(member @ held**2, 1)).sum(axis=0) / clusters
+    )  # Kish's effective number
     lone = clusters == strata
     if lone.any():
-        around = np.where(here, x - mean, 0.0)
+        around = share * (x - mean)
         overall = (around * around).sum(axis=0) / np.maximum(clusters - 1, 1)
         var_t, df = np.where(lone, overall, var_t), np.where(lone, clusters - 1, df)
     third = (away**3).sum(axis=0) / np.maximum(((safe_n - 1) * (safe_n - 2) / safe_n).sum(axis=0), 1)
@@ -188,8 +196,24 @@ def moments(
         spread=spread,
         stake=whole,
         heaviest=n_eff * unit.max(axis=0),
-        **_heaviest_tasks(n_t, weight_t),
+        **_heaviest_tasks(*_strata(n_t, weight_t, unit, here, tasks, sizes)),
     )
+
+
+def _strata(
+    n_t: np.ndarray,
+    weight_t: np.ndarray,
+    unit: np.ndarray,
+    here: np.ndarray,
+    tasks: np.ndarray,
+    sizes: np.ndarray | None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Clusters and weight of the tasks, or of the clusters of one size in a task where sizes differ."""
+    if sizes is None or (sizes == sizes[0]).all():
+        return n_t, weight_t
+    _, code = np.unique(np.stack([tasks, sizes]), axis=1, return_inverse=True)
+    member = (code.ravel()[None, :] == np.arange(code.max() + 1)[:, None]).astype(float)
+    return member @ here, member @ unit
 
 
 def _heaviest_tasks(n_t: np.ndarray, weight_t: np.ndarray) -> dict[str, np.ndarray]:

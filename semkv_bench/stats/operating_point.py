@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,7 +18,14 @@ from semkv_bench.stats.pairing import PairedScores, SettingInfo
 from semkv_bench.stats.result import Confirmation
 from semkv_bench.stats.spending import Look
 
-__all__ = ["choose", "clusters_needed_at_best", "clusters_to_confirm", "confirm"]
+__all__ = [
+    "candidates",
+    "choose",
+    "clusters_needed_at_best",
+    "clusters_to_confirm",
+    "confirm",
+    "interval_of_choice",
+]
 
 _ELIGIBLE = ("uniform", "mixed")
 _SAFE = ("equivalent", "no_worse")  # hold, and no loss is detectable
@@ -70,53 +78,73 @@ def clusters_needed_at_best(settings: Sequence[SettingInfo], options: StatsOptio
     return clusters_to_confirm(replace(options, alpha=options.alpha * share))
 
 
-def confirm(
-    paired: PairedScores, options: StatsOptions, chance: float, look: Look | None = None
-) -> tuple[Confirmation | None, str | None]:
-    """Choose on a seeded half of each task's clusters, test that one setting on the other half.
+def candidates(paired: PairedScores) -> int:
+    """How many settings the operating point is chosen from."""
+    return sum(info.kind in _ELIGIBLE for info in paired.settings)
 
-    Returns the result and None, or None and the reason why there is no confirmation. The choice is made with
-    every setting tested at ``alpha`` by itself; what protects from a lucky choice is the second half, on which
-    only the chosen setting is tested, at ``alpha``. Whether a loss could have been seen is judged on the first.
-    At a ``look`` of a sequential run the test is one over all looks.
+
+def interval_of_choice(
+    paired: PairedScores, judgement: Judgement, column: int, options: StatsOptions, look: Look | None
+) -> tuple[float, float]:
+    """Interval of the chosen setting's difference that would hold for every one it was chosen from (Bonferroni)."""
+    confidence = 1 - (1 - options.confidence) / candidates(paired)
+    low, high = guarded_interval(
+        judgement.moments.column(column), confidence if look is None else look.confidence(confidence)
+    )
+    return float(low[0]), float(high[0])
+
+
+def confirm(
+    paired: PairedScores,
+    point: SettingInfo,
+    options: StatsOptions,
+    chance: float,
+    look: Look | None = None,
+    split: str = "",
+) -> tuple[Confirmation | None, str | None]:
+    """Test the operating point on two halves of each task's clusters, drawn by ``split``.
+
+    Returns the result and None, or None and the reason why there is no confirmation. It is confirmed if it holds on
+    the first half, adjusted for all settings as in the report, and on the second by itself at ``alpha``. A setting
+    that does not hold passes the first with probability alpha at most, whichever was chosen, and the second
+    with another alpha. At a ``look`` of a sequential run the tests are those over all looks.
     """
-    first, second = _halves(paired.tasks, options.seed)
-    need = clusters_to_confirm(options if look is None else replace(options, alpha=look.level(options.alpha)))
+    if paired.worst is not None:
+        return None, "rows are missing"
+    first, second = _halves(paired.tasks, split)
+    level = options if look is None else replace(options, alpha=look.level(options.alpha))
+    need = max(clusters_to_confirm(level), clusters_needed_at_best(paired.settings, level))
     if len(second) < need:
         return None, (
-            f"too few examples to choose on one half and test on the other: {len(paired.tasks)} clusters, "
-            f"{2 * need} needed at margin {options.margin:g}"
+            f"too few examples to test on two halves: {len(paired.tasks)} clusters, {2 * need} needed at margin "
+            f"{options.margin:g}"
         )
-    chosen_on = paired.take(first)
-    if np.isnan(chosen_on.measures["score"]).all(axis=0).any():
-        return None, "one setting has no examples in the half used for choosing"
-    chosen = choose(chosen_on, judge(chosen_on, options, chance, adjust=False))
-    if chosen is None:
-        return None, "no setting is equivalent on the half used for choosing"
-    rest = paired.take(second)
-    column = [paired.column(chosen.name)]
-    if np.isnan(rest.differences[:, column]).all():
-        return None, f"{chosen.name} has no examples in the half used for testing"
-    m = difference_moments(rest, options.average, column)
+    column = paired.column(point.name)
+    halves = [paired.take(half) for half in (first, second)]
+    if any(np.isnan(half.measures["score"]).all(axis=0).any() for half in halves):
+        return None, "one setting has no examples in one half"
+    adjusted = float(judge(halves[0], options, chance, look=look).p_no_worse[column])
+    m = difference_moments(halves[1], options.average, [column])
     p = float(over_all_looks(p_no_worse(m, options), look)[0])
     low, high = guarded_interval(
         m, options.confidence if look is None else look.confidence(options.confidence)
     )
     result = Confirmation(
-        setting=chosen.name,
+        setting=point.name,
         clusters_to_choose=len(first),
         clusters_to_test=int(m.clusters[0]),
         diff=float(m.mean[0]),
         diff_ci=(float(low[0]), float(high[0])),
+        p_adjusted=adjusted,
         p_no_worse=p,
-        confirmed=p < options.alpha,
+        confirmed=max(adjusted, p) < options.alpha,
     )
     return result, None
 
 
-def _halves(tasks: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def _halves(tasks: np.ndarray, split: str) -> tuple[np.ndarray, np.ndarray]:
     """Two random halves of every task's clusters, the odd ones shared out in turn."""
-    rng = np.random.default_rng([seed, 1])
+    rng = np.random.default_rng(int.from_bytes(hashlib.sha256(split.encode()).digest()[:8], "big"))
     first: list[int] = []
     second: list[int] = []
     for task in range(int(tasks.max()) + 1):

@@ -21,8 +21,10 @@ class StatsOptions:
     ``alpha`` is the error rate of every test. ``average`` is "macro" (mean of task means) or "micro" (all
     examples alike). ``confidence`` is the level of ``diff_ci``, ``score_ci`` and ``bootstrap_ci``; the two
     one-sided tests correspond to the interval of level ``1 - 2 * alpha``, shown as ``equivalence_ci``.
-    ``unpaired`` says what happens to rows that ``full`` or a setting lacks: "error" or "drop" (counted
-    in the report). ``looks`` are sample sizes, in planned examples, at which a sweep looks at its records and
+    ``unpaired`` says what happens to rows that ``full`` or a setting lacks: "error", or "drop":
+    then a verdict stands only if it also stands with every missing row counted as a total loss. ``sensitivity`` is
+    "task" (the margin applies to the average over the tasks that can react) or "run" (over all tasks).
+    ``looks`` are sample sizes, in planned examples, at which a sweep looks at its records and
     stops when everything that matters is decided; None looks once, at the end.
 
     Raises UsageError for a value that makes no sense.
@@ -35,6 +37,7 @@ class StatsOptions:
     seed: int = 0
     confidence: float = 0.95
     unpaired: str = "error"
+    sensitivity: str = "task"
     looks: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -45,6 +48,7 @@ class StatsOptions:
         _whole("seed", self.seed, 0)
         _choice("average", self.average, ("macro", "micro"))
         _choice("unpaired", self.unpaired, ("error", "drop"))
+        _choice("sensitivity", self.sensitivity, ("task", "run"))
         object.__setattr__(self, "looks", _sizes(self.looks))
 
 

@@ -1,24 +1,27 @@
 """From records to arrays: which example was scored how often, under which setting, beside its reference.
 
-A cluster is one example of one task with all its seeds and turns. Its value is the mean over its rows, so
-every cluster counts once however many seeds or turns it has.
+A cluster is one example of one task with all its seeds and turns, or several examples that share a document (column
+``cluster``) or a prompt (equal ``prompt_hash``). Its value is the mean over its rows, so every example counts once
+however many seeds or turns it has, and examples of one cluster come and go together.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pandas as pd
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 from semkv_bench.errors import UsageError
 from semkv_bench.records.names import DESCRIBED
 from semkv_bench.records.schema import REFERENCE, UNIT
 from semkv_bench.stats.options import StatsOptions
 
-__all__ = ["PairedScores", "SettingInfo", "pair"]
+__all__ = ["PairedScores", "SettingInfo", "cluster_labels", "pair"]
 
 _OUTCOMES = ("score", "prediction", "runaway", "kl", "top1_agreement", "new_tokens", "prompt_hash")
 _RELATIVE = ("kl", "top1_agreement")
@@ -84,7 +87,13 @@ class PairedScores:
     row_sizes: np.ndarray
     recorded: int
     repeats: int
-    unpaired: dict[str, int]
+    sizes: np.ndarray
+    shared: int = 0
+    same_prompts: int = 0
+    unpaired: dict[str, int] = field(default_factory=dict)
+    missing: dict[str, int] = field(default_factory=dict)
+    worst: PairedScores | None = None
+    chosen_by: dict[int, float] = field(default_factory=dict)
     missing: dict[str, int]
 
     @property
@@ -101,7 +110,13 @@ class PairedScores:
             references={name: values[clusters] for name, values in self.references.items()},
             evidence=self.evidence[clusters],
             row_sizes=self.row_sizes[clusters],
+            sizes=self.sizes[clusters],
         )
+
+    def of_tasks(self, codes: Sequence[int]) -> PairedScores:
+        """Only the tasks ``codes``."""
+        worst = self.worst and self.worst.take(np.flatnonzero(np.isin(self.worst.tasks, codes)))
+        return replace(self.take(np.flatnonzero(np.isin(self.tasks, codes))), worst=worst)
 
     def column(self, name: str) -> int:
         """Index of setting ``name``."""
@@ -119,43 +134,103 @@ def pair(frame: pd.DataFrame, options: StatsOptions) -> PairedScores:
     prompts, and for a setting that never read its quantized cache.
     """
     _check_reads(frame)
-    frame, unpaired, missing = _only_paired(frame, options)
-    settings = _settings(frame)
+    unpaired, missing = _gaps(frame, options)
+    settings = tuple(_settings(frame))
     names = [info.name for info in settings]
-    units = frame[frame["setting"] == REFERENCE][UNIT].reset_index(drop=True)
-    row = pd.MultiIndex.from_frame(units).get_indexer(pd.MultiIndex.from_frame(frame[UNIT]))
+    units = frame.assign(cluster=cluster_labels(frame)).drop_duplicates(UNIT)[[*UNIT, "cluster"]]
+    units = units.reset_index(drop=True)
+    row = pd.MultiIndex.from_frame(units[UNIT]).get_indexer(pd.MultiIndex.from_frame(frame[UNIT]))
     column = pd.Index(names).get_indexer(frame["setting"])
     _check_prompts(frame, row, column)
     grids = {name: _grid(frame[name], row, column, len(units), len(names)) for name in _MEASURES}
     outcome = _grid(_outcome_codes(frame), row, column, len(units), len(names))
-
-    keep, fresh = _repeats(units, outcome)
-    evidence = fresh[:, None] & ~np.isnan(grids["score"])
-    units = units[keep].reset_index(drop=True)
-    grids = {name: grid[keep] for name, grid in grids.items()}
-    starts = _cluster_starts(units)
-    measures, references = {}, {}
+    whole = ~np.isnan(grids["score"][:, 0])
+    pairs = {}
     for name, grid in grids.items():
         # KL and agreement are already against the reference, whose own value says nothing and may be absent.
         both = ~np.isnan(grid) & (name in _RELATIVE or ~np.isnan(grid[:, :1]))
-        measures[name] = _cluster_means(np.where(both, grid, np.nan), starts)
-        references[name] = _cluster_means(np.where(both, grid[:, :1], np.nan), starts)
+        pairs[name] = (np.where(both, grid, np.nan)[whole], np.where(both, grid[:, :1], np.nan)[whole])
+    paired = _assemble(settings, units[whole], pairs, outcome[whole])
+    if unpaired or missing:
+        inside = units["task"].isin(paired.task_names).to_numpy()
+        worst = {"score": tuple(side[inside] for side in _total_losses(grids["score"], settings))}
+        worst = _assemble(settings, units[inside], worst, outcome[inside])
+        paired = replace(paired, unpaired=unpaired, missing=missing, worst=worst)
+    shared, same = _joined(frame, "cluster"), _joined(frame, "prompt_hash")
+    return replace(paired, shared=shared, same_prompts=same)
+
+
+def _assemble(
+    settings: tuple[SettingInfo, ...],
+    units: pd.DataFrame,
+    pairs: dict[str, tuple[np.ndarray, np.ndarray]],
+    outcome: np.ndarray,
+) -> PairedScores:
+    """Clusters from rows: ``units`` with their cluster, ``pairs`` of values and the reference's, [U, S] each."""
+    keep, fresh = _repeats(units, outcome)
+    order = np.flatnonzero(keep)
+    codes = pd.factorize(units["task"], sort=True)[0]
+    order = order[np.lexsort([units["cluster"].to_numpy()[order], codes[order]])]
+    evidence = (fresh[:, None] & ~np.isnan(pairs["score"][0]))[order]
+    away = np.abs(np.nan_to_num(pairs["score"][0] - pairs["score"][1]))[order]
+    units = units.iloc[order].reset_index(drop=True)
+    starts = _cluster_starts(units)
+    means = {
+        name: tuple(_cluster_means(side[order], starts) for side in sides) for name, sides in pairs.items()
+    }
     task_names = tuple(sorted(units["task"].unique()))
-    tasks = pd.Index(task_names).get_indexer(units["task"].to_numpy()[starts])
+    new = ~units.duplicated(["task", "example_id"]).to_numpy()
     paired = PairedScores(
-        settings=tuple(settings),
+        settings=settings,
         task_names=task_names,
-        tasks=tasks,
-        measures=measures,
-        references=references,
-        evidence=np.add.reduceat(evidence[keep].astype(int), starts, axis=0),
-        row_sizes=_row_sizes(grids["score"], starts),
+        tasks=pd.Index(task_names).get_indexer(units["task"].to_numpy()[starts]),
+        measures={name: sides[0] for name, sides in means.items()},
+        references={name: sides[1] for name, sides in means.items()},
+        evidence=np.add.reduceat(evidence.astype(int), starts, axis=0),
+        row_sizes=_row_sizes(away, starts),
         recorded=len(keep),
         repeats=int(len(fresh) - fresh.sum()),
-        unpaired=unpaired,
-        missing=missing,
+        sizes=np.add.reduceat(new.astype(float), starts),
     )
     return paired.take(_canonical_order(paired))
+
+
+def cluster_labels(frame: pd.DataFrame) -> np.ndarray:
+    """Which rows belong together, as equal numbers: by example, by column ``cluster``, by ``prompt_hash``; per task."""
+    example = frame.groupby(["task", "example_id"], sort=False).ngroup().to_numpy()
+    ends, nodes = [], int(example.max()) + 1
+    for name in ("cluster", "prompt_hash"):
+        known = _known(frame, name)
+        codes = frame[known].groupby(["task", name], sort=False).ngroup().to_numpy() if known.any() else []
+        ends.append((example[known], np.asarray(codes, dtype=int) + nodes))
+        nodes += int(max(codes, default=-1)) + 1
+    first, second = (np.concatenate([end[side] for end in ends]) for side in (0, 1))
+    graph = coo_array((np.ones(len(first)), (first, second)), shape=(nodes, nodes))
+    return connected_components(graph, directed=False)[1][example]
+
+
+def _known(frame: pd.DataFrame, name: str) -> np.ndarray:
+    """Rows in which column ``name`` says something."""
+    if name not in frame:
+        return np.zeros(len(frame), bool)
+    return (frame[name].notna() & (frame[name].astype(str).str.strip() != "")).to_numpy()
+
+
+def _joined(frame: pd.DataFrame, name: str) -> int:
+    """How many examples share their ``name`` with another example of the task."""
+    rows = frame[_known(frame, name)]
+    if rows.empty:
+        return 0
+    several = rows.groupby(["task", name])["example_id"].transform("nunique") > 1
+    return len(rows.loc[several, ["task", "example_id"]].drop_duplicates())
+
+
+def _total_losses(scores: np.ndarray, settings: tuple[SettingInfo, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Scores and the reference's [U, S], a setting's missing score being 0 and the reference's missing one 1."""
+    compared = np.array([info.kind != "full" for info in settings])
+    full = np.broadcast_to(scores[:, :1], scores.shape)
+    own = np.where(np.isnan(scores) & compared & ~np.isnan(full), 0.0, scores)
+    return own, np.where(np.isnan(own), np.nan, np.where(np.isnan(full), 1.0, full))
 
 
 def _check_reads(frame: pd.DataFrame) -> None:
@@ -171,13 +246,10 @@ def _check_reads(frame: pd.DataFrame) -> None:
         )
 
 
-def _only_paired(
-    frame: pd.DataFrame, options: StatsOptions
-) -> tuple[pd.DataFrame, dict[str, int], dict[str, int]]:
-    """Rows that have a partner; by setting, how many have none, and how many of the reference lack one under it."""
+def _gaps(frame: pd.DataFrame, options: StatsOptions) -> tuple[dict[str, int], dict[str, int]]:
+    """Rows without a partner by setting: those that ``full`` lacks, and those of ``full`` that a setting lacks."""
     keys = pd.MultiIndex.from_frame(frame[UNIT])
-    is_reference = (frame["setting"] == REFERENCE).to_numpy()
-    reference = keys[is_reference]
+    reference = keys[(frame["setting"] == REFERENCE).to_numpy()]
     alone = ~keys.isin(reference)
     unpaired = {name: int(n) for name, n in frame[alone].groupby("setting").size().items()}
     lacking = {
@@ -190,16 +262,15 @@ def _only_paired(
             _refuse_unpaired(frame, frame[alone].iloc[0], unpaired)
         if lacking:
             _refuse_missing(lacking, len(reference))
-    missing = {name: len(absent) for name, absent in lacking.items()}
-    return frame[~alone].reset_index(drop=True), unpaired, missing
+    return unpaired, {name: len(absent) for name, absent in lacking.items()}
 
 
 def _refuse_unpaired(frame: pd.DataFrame, first: pd.Series, unpaired: dict[str, int]) -> None:
     name = first["setting"]
     raise UsageError(
         f"setting {name} has {unpaired[name]} of {int((frame['setting'] == name).sum())} rows without a partner "
-        f"under {REFERENCE} (first: {_row_words(first[UNIT])}); score those under {REFERENCE} too, or leave them out "
-        "with stats.unpaired=drop"
+        f"under {REFERENCE} (first: {_row_words(first[UNIT])}); score those under {REFERENCE} too, or count them as "
+        "lost with stats.unpaired=drop"
     )
 
 
@@ -214,7 +285,7 @@ def _refuse_missing(lacking: dict[str, pd.MultiIndex], rows: int) -> None:
     first = min(absent[0] for absent in lacking.values())
     raise UsageError(
         f"of the {rows} rows of {REFERENCE}, setting {settings} (first: {_row_words(first)}); score those too "
-        "(an answer that failed has score 0), or leave them out with stats.unpaired=drop"
+        "(an answer that failed has score 0), or count them as lost with stats.unpaired=drop"
     )
 
 
@@ -330,7 +401,7 @@ def _repeats(units: pd.DataFrame, outcome: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 def _cluster_starts(units: pd.DataFrame) -> np.ndarray:
-    key = units[["task", "example_id"]]
+    key = units[["task", "cluster"]]
     return np.flatnonzero((key != key.shift()).any(axis=1).to_numpy())
 
 
@@ -341,14 +412,13 @@ def _cluster_means(grid: np.ndarray, starts: np.ndarray) -> np.ndarray:
     return np.where(number > 0, total / np.maximum(number, 1), np.nan)
 
 
-def _row_sizes(scores: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    away = np.abs(np.nan_to_num(scores - scores[:, :1]))
+def _row_sizes(away: np.ndarray, starts: np.ndarray) -> np.ndarray:
     squares, cubes = (np.add.reduceat(away**power, starts, axis=0) for power in (2, 3))
     return np.where(squares > 0, cubes / np.where(squares > 0, squares, 1.0), 0.0)
 
 
 def _canonical_order(paired: PairedScores) -> np.ndarray:
     """Clusters by task and outcome, so that neither row order nor the examples' names touch the resampling."""
-    tables = [table for name in _MEASURES for table in (paired.references[name], paired.measures[name])]
+    tables = [table for name in paired.measures for table in (paired.references[name], paired.measures[name])]
     keys = [column for table in (*tables, paired.row_sizes) for column in table.T]
-    return np.lexsort([*reversed(keys), paired.tasks])
+    return np.lexsort([paired.sizes, *reversed(keys), paired.tasks])

@@ -26,7 +26,11 @@ def seen_drops(
 ) -> list[float | None]:
     """``detectable_drops`` of every setting, None for the reference and where no drop could have been seen."""
     reference = moments(
-        paired.references["score"], paired.references["score"], paired.tasks, options.average
+        paired.references["score"],
+        paired.references["score"],
+        paired.tasks,
+        options.average,
+        sizes=paired.sizes,
     ).mean
     drops = detectable_drops(judgement.moments, reference, options, look)
     return [None if i == 0 or np.isnan(drop) else float(drop) for i, drop in enumerate(drops)]

@@ -58,7 +58,7 @@ def _ranking(
     members = sorted(members, key=lambda each: (-scores[each.index], each.metric))
     pairs = list(itertools.combinations(range(len(members)), 2))
     first, second = (side_of(paired, [members[pair[k]].index for pair in pairs]) for k in (0, 1))
-    result = contrast(first, second, paired.tasks, options, look)
+    result = contrast(first, second, paired.tasks, options, look, paired.sizes)
     adjusted = holm(result.p_difference)
     place = {pair: k for k, pair in enumerate(pairs)}
     separated = np.zeros((len(members), len(members)), dtype=int)

@@ -112,6 +112,7 @@ class SettingResult:
     n: int
     n_clusters: int
     n_unpaired: int = 0
+    n_missing: int = 0
     score: float
     score_ci: Ends
     reference_score: float | None = None
@@ -177,20 +178,24 @@ class Cliff:
 
 @dataclass(frozen=True, kw_only=True)
 class Confirmation:
-    """A choice on one half of the clusters, tested on the other."""
+    """The operating point tested on two halves: on one with all settings (``p_adjusted``), on the other alone."""
 
     setting: str
     clusters_to_choose: int
     clusters_to_test: int
     diff: float
     diff_ci: Ends
+    p_adjusted: float | None = None
     p_no_worse: float | None = None
     confirmed: bool
 
 
 @dataclass(frozen=True, kw_only=True)
 class OperatingPoint:
-    """The cheapest setting that holds; ``confirmation_reason`` says why there is no confirmation."""
+    """The cheapest setting that holds; ``confirmation_reason`` says why there is no confirmation.
+
+    ``diff_ci`` allows for the choice among ``candidates`` settings (Bonferroni).
+    """
 
     setting: str
     kind: str | None = None
@@ -201,19 +206,29 @@ class OperatingPoint:
     cache_at: dict[str, CacheSize] | None = None
     compression: float | None
     verdict: str
+    n_missing: int = 0
+    diff: float | None = None
+    diff_ci: Ends = NO_ENDS
+    candidates: int | None = None
     confirmation: Confirmation | None = None
     confirmation_reason: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Assay:
-    """Could this measurement have seen a loss?"""
+    """Could this measurement have seen a loss? ``tasks`` are those that can react, ``dead_tasks`` why others cannot.
+
+    ``too_few``: even a reference that solves all of so few examples would not be shown to be above chance.
+    """
 
     sensitive: bool
     positive_control: str | None
     reference_above_chance: bool
     reference_low: float | None = None
     chance: float | None = None
+    tasks: tuple[str, ...] = ()
+    dead_tasks: dict[str, str] | None = None
+    too_few: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,7 @@ from semkv_bench.stats.equivalence import Judgement, judge
 from semkv_bench.stats.operating_point import choose
 from semkv_bench.stats.options import StatsOptions
 from semkv_bench.stats.pairing import PairedScores, SettingInfo, pair
+from semkv_bench.stats.sensitivity import reacting_tasks
 from semkv_bench.stats.spending import Look
 
 __all__ = ["Decision", "decide", "take_look"]
@@ -34,7 +35,7 @@ def take_look(
 
     ``frame`` and ``chance`` are as for :func:`semkv_bench.stats.analyze`.
     """
-    paired = pair(normalize(frame), options)
+    paired = reacting_tasks(pair(normalize(frame), options), options, chance).paired
     return decide(paired, judge(paired, options, chance_level(paired, options, chance), look=look))
 
 

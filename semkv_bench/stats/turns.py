@@ -11,13 +11,11 @@ from semkv_bench.stats.equivalence import difference_moments
 from semkv_bench.stats.guarded import guarded_interval, moments, score_interval
 from semkv_bench.stats.multiplicity import holm
 from semkv_bench.stats.options import StatsOptions
-from semkv_bench.stats.pairing import PairedScores, pair
+from semkv_bench.stats.pairing import PairedScores, cluster_labels, pair
 from semkv_bench.stats.result import NO_ENDS, RunawayDetector, Turn, TurnDrift, TurnResult
 from semkv_bench.stats.spending import Look
 
 __all__ = ["by_turn", "recorded_units", "runaway_detector", "turn_drift"]
-
-_EXAMPLE = ["task", "example_id"]
 
 
 def _confidence(options: StatsOptions, look: Look | None) -> float:
@@ -51,7 +49,7 @@ def _turn(number: int, records: pd.DataFrame, options: StatsOptions, look: Look 
     scores = paired.measures["score"][:, here]
     differences = difference_moments(paired, options.average, here)
     low, high = guarded_interval(differences, _confidence(options, look))
-    averages = moments(scores, scores, paired.tasks, options.average).mean
+    averages = moments(scores, scores, paired.tasks, options.average, sizes=paired.sizes).mean
     shares = _shares(records)
     return Turn(
         turn=number,
@@ -91,8 +89,8 @@ def turn_drift(
     if len(numbers) < 2 or not names:
         return ()
     first, last = numbers[0], numbers[-1]
-    tasks, sides = _sides(records, names, (first, last))
-    result = contrast(sides[last], sides[first], tasks, options, look)
+    tasks, sizes, sides = _sides(records, names, (first, last))
+    result = contrast(sides[last], sides[first], tasks, options, look, sizes)
     adjusted = holm(result.p_difference)
     return tuple(
         TurnDrift(
@@ -114,14 +112,17 @@ def _doubled(value: float | None) -> float | None:
 
 def _sides(
     records: pd.DataFrame, names: list[str], turns: tuple[int, int]
-) -> tuple[np.ndarray, dict[int, Side]]:
-    """Task codes [N] of the examples and both turns' mean scores, halved: their difference spans -2 to 2."""
-    scored = records[[*UNIT, "setting", "score"]]
+) -> tuple[np.ndarray, np.ndarray, dict[int, Side]]:
+    """Task codes and sizes [N] of the clusters and both turns' mean scores, halved: their difference spans -2 to 2."""
+    scored = records[[*UNIT, "setting", "score"]].assign(cluster=cluster_labels(records))
     whole = scored[scored["setting"] == REFERENCE].set_index(UNIT)["score"].rename("reference")
     scored = scored.join(whole, on=UNIT, how="inner")
-    means = scored.groupby([*_EXAMPLE, "turn", "setting"])[["score", "reference"]].mean() / 2
+    means = scored.groupby(["task", "cluster", "turn", "setting"])[["score", "reference"]].mean() / 2
     examples = means.index.droplevel(["turn", "setting"]).unique().sort_values()
     tasks = pd.factorize(examples.get_level_values("task"), sort=True)[0]
+    sizes = (
+        scored.groupby(["task", "cluster"])["example_id"].nunique().reindex(examples).to_numpy(dtype=float)
+    )
     sides = {}
     for turn in turns:
         part = means.xs(turn, level="turn").unstack("setting")
@@ -130,7 +131,7 @@ def _sides(
             for name in ("score", "reference")
         }
         sides[turn] = Side(tables["score"], tables["reference"])
-    return tasks, sides
+    return tasks, sizes, sides
 
 
 def runaway_detector(
@@ -147,7 +148,7 @@ def runaway_detector(
         return None
     known = records[(records["setting"] == REFERENCE) & records["runaway"].notna()]
     flagged = known[known["runaway"] > 0]
-    m = moments(values, values, paired.tasks, options.average)
+    m = moments(values, values, paired.tasks, options.average, sizes=paired.sizes)
     low, high = score_interval(m, _confidence(options, look))
     loops, exact = _loops(records, flagged)
     return RunawayDetector(

@@ -139,20 +139,48 @@ def test_confirmation_is_told(point):
         "clusters_to_test": 29,
         "diff": -0.0104,
         "diff_ci": [-0.06, 0.04],
+        "p_adjusted": 0.0314,
         "p_no_worse": 0.0123,
         "confirmed": True,
     }
     assert confirmation_words(point) == (
-        "Chosen on one half of the examples (30), affine-L8 is confirmed as no worse on the other half (29): "
-        "difference -0.010 [-0.060, +0.040], p no worse 0.012."
+        "On one half of the examples (30), beside all other settings (p no worse 0.031), and by itself on the other "
+        "half (29), affine-L8 is confirmed as no worse: difference -0.010 [-0.060, +0.040], p no worse 0.012."
     )
     assert "confirmed" not in limits(point)
-    point["operating_point"]["setting"] = "affine-L7"
+    point["operating_point"] |= {"diff": -0.01, "diff_ci": [-0.05, 0.03], "candidates": 30}
     assert confirmation_words(point).startswith(
-        "On one half of the examples (30) the choice is affine-L8, which is confirmed as no worse on the other half"
+        "Difference -0.010 [-0.050, +0.030], allowing for the choice among 30 settings. On one half"
     )
-    assert confirmation_words(point).endswith("affine-L7 itself is not confirmed that way.")
+    point["operating_point"]["confirmation"]["confirmed"] = False
     assert "not confirmed on examples of its own" in limits(point)
+
+
+def test_what_was_left_out_or_is_missing_is_in_the_headline(report):
+    report["assay"] = {
+        "sensitive": True,
+        "positive_control": "affine-L2",
+        "reference_above_chance": True,
+        "tasks": ["kept"],
+        "dead_tasks": {"qasper": "why", "multi_news": "why"},
+    }
+    report["settings"][3] |= {"n_missing": 24}
+    name = report["settings"][3]["setting"]
+    said = headline(report)
+    assert ": multi_news and qasper cannot react and are left out; " in said
+    assert said.endswith(f"; rows are missing and count as lost: 24 of {name}.")
+
+
+def test_two_examples_are_too_few(report):
+    report["assay"] = {
+        "sensitive": False,
+        "positive_control": None,
+        "reference_above_chance": False,
+        "too_few": True,
+    }
+    report |= {"n_clusters": 2, "n_examples": 2}
+    mark(report, "insensitive")
+    assert "2 examples are too few to show that full precision does the tasks" in headline(report)
 
 
 def test_repeats_of_full_precision_are_not_called_open(report):

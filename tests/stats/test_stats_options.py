@@ -21,6 +21,7 @@ from semkv_bench.stats import StatsOptions
         ("seed", -1),
         ("average", "mean"),
         ("unpaired", None),
+        ("sensitivity", "tasks"),
     ],
 )
 def test_bad_values_are_named(name, value):

@@ -87,7 +87,7 @@ def test_bounds_contain_the_difference_and_lie_on_the_scale(frame):
 
 def test_seeds_and_turns_are_one_cluster():
     frame = seeded(planted(2, 30), 3)
-    frame["prompt_hash"] = frame["seed"].astype(str)
+    frame["prompt_hash"] = frame["example_id"].astype(str) + "-" + frame["seed"].astype(str)
     turns = pd.concat([frame.assign(turn=0), frame.assign(turn=1, score=frame["score"] / 2)])
     report = analyze(turns, FEW)
     assert report["n_clusters"] == 30
@@ -147,7 +147,7 @@ def test_partly_covered_settings_are_paired_where_they_can_be():
         analyze(half, FEW)
     assert str(caught.value) == (
         "of the 60 rows of full, setting L4 lacks 30 (first: task task0, example 0, seed 0, turn 0); score those too "
-        "(an answer that failed has score 0), or leave them out with stats.unpaired=drop"
+        "(an answer that failed has score 0), or count them as lost with stats.unpaired=drop"
     )
     report = analyze(half, StatsOptions(resamples=100, unpaired="drop"))
     row = by_setting(report)["L4"]
@@ -170,6 +170,91 @@ def test_rows_that_settings_lack_are_counted():
     paired = pair(normalize(frame), StatsOptions(unpaired="drop"))
     assert paired.missing == {name: lost for lost, name in enumerate(names, start=1)}
     assert paired.unpaired == {}
+
+
+def test_rows_left_out_do_not_make_a_setting_safe():
+    """24 answers that int4 lost are left out: what is left ties, and is not safe."""
+    full = np.ones(400)
+    low = np.r_[np.zeros(24), np.ones(376)]
+    frame = records({"full": full, "L8": full, "L4": low, "L2": 0 * full})
+    assert by_setting(analyze(frame, FEW))["L4"]["verdict"] == "degraded"
+    cut = frame[~((frame.setting == "L4") & (frame.score == 0))]
+    report = analyze(cut, StatsOptions(resamples=100, unpaired="drop"))
+    rows = by_setting(report)
+    assert rows["L4"]["verdict"] == "inconclusive" and rows["L4"]["n_missing"] == 24
+    assert rows["L8"]["verdict"] == "equivalent"
+    assert report["operating_point"]["setting"] == "L8"
+    without = frame[~((frame.setting == "full") & (frame.example_id < 24))]
+    rows = by_setting(analyze(without, StatsOptions(resamples=100, unpaired="drop")))
+    assert rows["L4"]["verdict"] != "equivalent" and rows["L4"]["n_unpaired"] == 24
+
+
+def clustered(documents: int, questions: int = 5) -> pd.DataFrame:
+    """All ties, several questions a document, and a grid point that loses everything."""
+    full = np.ones(documents * questions)
+    frame = records({"full": full, "L8": full, "L2": 0 * full})
+    return frame.assign(cluster=frame["example_id"] // questions)
+
+
+def test_questions_that_share_a_document_are_one_cluster():
+    report = analyze(clustered(40), FEW)
+    assert (report["n_examples"], report["n_clusters"]) == (200, 40)
+    assert by_setting(report)["L8"]["verdict"] == "inconclusive"
+    assert report["warnings"] == [
+        "200 examples share a document with another and count with it as one cluster"
+    ]
+    assert by_setting(analyze(clustered(100), FEW))["L8"]["verdict"] == "equivalent"
+
+
+def test_equal_prompts_under_other_ids_are_one_cluster():
+    frame = clustered(40).drop(columns="cluster")
+    frame["prompt_hash"] = (frame["example_id"] // 5).astype(str)
+    report = analyze(frame, FEW)
+    assert report["n_clusters"] == 40
+    assert report["warnings"] == ["200 examples have the prompt of another and count with it as one cluster"]
+    frame["prompt_hash"] = frame["example_id"].astype(str)
+    assert analyze(frame, FEW)["n_clusters"] == 200 and not analyze(frame, FEW)["warnings"]
+
+
+def test_examples_weigh_alike_however_large_their_document():
+    """The average of a task is that of its examples; a document of nine weighs nine times as much as one of one."""
+    frame = clustered(20)
+    frame["cluster"] = np.where(frame["example_id"] < 9, "long", frame["example_id"].astype(str))
+    frame.loc[(frame.setting == "L8") & (frame.example_id < 9), "score"] = 0.0
+    row = by_setting(analyze(frame, FEW))["L8"]
+    assert row["diff"] == pytest.approx(-9 / 100)
+    alone = by_setting(analyze(frame.drop(columns="cluster"), FEW))["L8"]
+    assert alone["diff"] == row["diff"] and alone["diff_ci"][0] > row["diff_ci"][0]
+
+
+def dead_tasks(loss: float, dead: float = 0.04, examples: int = 180) -> pd.DataFrame:
+    """Five tasks, four with a reference of ``dead``; L4 loses ``loss`` of all on the living one, L2 all of it."""
+    place = np.arange(5 * examples)
+    task, number = place % 5, place // 5
+    full = np.where(task == 0, number < 0.7 * examples, number < dead * examples).astype(float)
+    lost = (task == 0) & (number < loss * examples)
+    scores = {"full": full, "L8": full, "L4": np.where(lost, 0.0, full), "L2": np.where(task == 0, 0.0, full)}
+    return records(scores, [f"task{code}" for code in task])
+
+
+def test_tasks_that_cannot_react_do_not_dilute_a_loss():
+    report = analyze(dead_tasks(0.1), FEW)
+    rows = by_setting(report)
+    assert rows["L4"]["verdict"] == "degraded" and rows["L4"]["diff"] == pytest.approx(-0.1)
+    assert rows["L8"]["verdict"] == "equivalent" and rows["L8"]["n_clusters"] == 180
+    assert report["assay"]["tasks"] == ["task0"]
+    assert sorted(report["assay"]["dead_tasks"]) == ["task1", "task2", "task3", "task4"]
+    assert "L2 is not shown to lower it" in report["assay"]["dead_tasks"]["task1"]
+    assert set(report["tasks"]) == {f"task{code}" for code in range(5)}
+    whole = analyze(dead_tasks(0.1), StatsOptions(resamples=100, sensitivity="run"))
+    assert by_setting(whole)["L4"]["diff"] == pytest.approx(-0.02)
+
+
+def test_a_task_at_chance_cannot_react_and_living_tasks_all_count():
+    chance = {f"task{code}": 0.25 for code in range(1, 5)}
+    report = analyze(dead_tasks(0.1, dead=0.25), FEW, chance=chance)
+    assert "above its chance level of 0.25" in report["assay"]["dead_tasks"]["task3"]
+    assert not analyze(planted(2), FEW)["assay"]["dead_tasks"]
 
 
 def test_rows_without_a_partner():
