@@ -13,12 +13,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from semkv_bench.stats.equivalence import difference_moments, p_degraded, reference_moments
-from semkv_bench.stats.guarded import score_interval
+from semkv_bench.stats.equivalence import difference_moments, reference_moments
+from semkv_bench.stats.guarded import p_below, p_unseen_gains, score_interval
 from semkv_bench.stats.options import StatsOptions
 from semkv_bench.stats.pairing import PairedScores
 
 __all__ = ["Reacting", "reacting_tasks"]
+
+ROOM = 2  # margins that a task must be able to lose: one that can just lose the margin hides half of any other loss
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,8 @@ def reacting_tasks(paired: PairedScores, options: StatsOptions, chance: Mapping[
     """The tasks to which the margin applies.
 
     A task can react if the reference's score is above its chance level (by the interval at ``confidence``) and if
-    the lowest point of a grid is shown, at ``alpha``, to lower it by more than the margin. Where that point is
+    the lowest point of a grid is shown, at ``alpha``, to lower it by more than ``ROOM``
+    margins. Where that point is
     not degraded over all tasks there is nothing to judge tasks by, and where no task has enough examples to show it
     alone, all of them count. With ``sensitivity`` "run" all count in any case.
     """
@@ -52,13 +55,13 @@ def reacting_tasks(paired: PairedScores, options: StatsOptions, chance: Mapping[
     if not shown:
         return everything
     moved = [
-        works and min(_falls(part, shown, options), default=1.0) < options.alpha
+        works and min(_falls(part, shown, options, ROOM), default=1.0) < options.alpha
         for part, works in zip(parts, above, strict=True)
     ]
     alive = np.flatnonzero(moved if any(moved) else above)
     name = paired.settings[shown[-1]].name
     dead = {
-        task: f"{name} is not shown to lower it by more than the margin"
+        task: f"{name} is not shown to lower it by more than {ROOM * options.margin:g}"
         if works
         else f"full precision is not shown to be above its chance level of {level:g}"
         for code, (task, works, level) in enumerate(zip(paired.task_names, above, guess, strict=True))
@@ -68,11 +71,14 @@ def reacting_tasks(paired: PairedScores, options: StatsOptions, chance: Mapping[
     return Reacting(replace(paired.of_tasks(alive), chosen_by=chosen_by), dead)
 
 
-def _falls(part: PairedScores, columns: list[int], options: StatsOptions) -> list[float]:
-    """p-values of a drop beyond the margin under each of ``columns``, 1 where it was not run."""
+def _falls(part: PairedScores, columns: list[int], options: StatsOptions, margins: float = 1) -> list[float]:
+    """p-values of a drop beyond so many ``margins`` under each of ``columns``, 1 where it was not run."""
     run = ~np.isnan(part.differences[:, columns]).all(axis=0)
     here = [column for column, any_row in zip(columns, run, strict=True) if any_row]
-    p = p_degraded(difference_moments(part, options.average, here), options) if here else []
+    drop, p = margins * options.margin, []
+    if here:
+        m = difference_moments(part, options.average, here)
+        p = np.maximum(p_below(m, -drop), p_unseen_gains(m, drop))
     known = dict(zip(here, map(float, p), strict=True))
     return [known.get(column, 1.0) for column in columns]
 
