@@ -11,7 +11,7 @@ from semkv_bench.stats.guarded import Moments, guarded_interval, moments
 from semkv_bench.stats.multiplicity import shares
 from semkv_bench.stats.pairing import SettingInfo
 
-__all__ = ["coverage_cell", "exact_rates", "family_rate"]
+__all__ = ["coverage_cell", "exact_rates", "family_rate", "margin_cell"]
 
 CONFIDENCE, ALPHA = 0.95, 0.05
 _RESAMPLES = 400
@@ -68,6 +68,27 @@ def _coverage_part(
         options = StatsOptions(margin=-mean, alpha=ALPHA)
         cell["false_equivalent"] = float((p_no_worse(m, options) < ALPHA).mean())
         cell["false_degraded"] = float((p_degraded(m, options) < ALPHA).mean())
+    return cell
+
+
+def margin_cell(shape: Shape, clusters: int, mean: float, reps: int, rng: np.random.Generator) -> dict:
+    """How often tests err with the margin at the true drop; rates near alpha are measured again, more finely."""
+    full, setting, row_sizes = shape.sample(rng, (clusters, reps))
+    options = StatsOptions(margin=-mean, alpha=ALPHA)
+    m = moments(setting - full, full, shape.codes(clusters), "macro", row_sizes)
+    cell = {
+        "shape": shape.name,
+        "clusters": clusters,
+        "true_difference": mean,
+        "reps": reps,
+        "false_equivalent": float((p_no_worse(m, options) < ALPHA).mean()),
+        "false_degraded": float((p_degraded(m, options) < ALPHA).mean()),
+    }
+    if cell["false_equivalent"] > _NEAR:
+        return cell | {
+            "false_equivalent": _false_equivalent(shape, clusters, mean, _FINE, rng),
+            "fine": True,
+        }
     return cell
 
 

@@ -8,6 +8,7 @@ __all__ = [
     "coverage_table",
     "exact_table",
     "family_table",
+    "margin_table",
     "markdown",
     "power_table",
     "samples_table",
@@ -178,17 +179,37 @@ def samples_table(cells: list[dict]) -> str:
     return markdown(("sample", "n", "false equivalent", "false degraded", "without the rule"), rows)
 
 
+def margin_table(cells: list[dict]) -> str:
+    """False verdicts with the margin at the true drop: false ``equivalent`` / false ``degraded`` by size."""
+    sizes = sorted({c["clusters"] for c in cells})
+    rows = []
+    for shape in dict.fromkeys(c["shape"] for c in cells):
+        mine = {c["clusters"]: c for c in cells if c["shape"] == shape}
+        rows.append(
+            (
+                shape,
+                *(
+                    f"{mine[n]['false_equivalent']:.3f} / {mine[n]['false_degraded']:.3f}"
+                    if n in mine
+                    else ""
+                    for n in sizes
+                ),
+            )
+        )
+    return markdown(("shape", *(f"n = {n}" for n in sizes)), rows)
+
+
 def ablation_table(cells: list[dict]) -> str:
     """A row a rule: the worst error rates over all shapes and sizes, and the mean power."""
     rows = []
-    for name in cells[0]["rules"]:
+    for name in dict.fromkeys(name for c in cells for name in c["rules"]):
         row = [name]
         for field in ("false_equivalent", "false_degraded"):
-            held = [(c["rules"][name][field], c) for c in cells if field in c["rules"][name]]
+            held = [(c["rules"][name][field], c) for c in cells if field in c["rules"].get(name, {})]
             worst, cell = max(held, key=lambda pair: pair[0])
             row.append(f"{worst:.3f} ({cell['shape']}, n = {cell['clusters']})")
         for field in ("power_no_worse", "power_degraded"):
-            held = [c["rules"][name][field] for c in cells if field in c["rules"][name]]
+            held = [c["rules"][name][field] for c in cells if field in c["rules"].get(name, {})]
             row.append(f"{sum(held) / len(held):.3f}")
         rows.append(tuple(row))
     head = (
