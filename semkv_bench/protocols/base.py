@@ -1,16 +1,22 @@
 """What all protocols share: a rule for what is coded, and the turns that are played under it."""
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
 from semkv_bench.errors import UsageError
+from semkv_bench.importance import metric
+from semkv_bench.importance.hidden import HiddenMetric
+from semkv_bench.importance.logits import LogitMetric
 from semkv_bench.importance.tail import check_tail
-from semkv_bench.protocols.rule import Blocks
+from semkv_bench.protocols.rule import Blocks, window
 from semkv_bench.settings.setting import Setting
 from semkv_bench.tasks import Example
 
 __all__ = ["Protocol", "check_rule"]
+
+log = logging.getLogger(__name__)
 
 
 def check_rule(parts: str, block: int) -> None:
@@ -49,6 +55,7 @@ class Protocol(ABC):
     def check(self, settings: Sequence[Setting], examples: Sequence[Example]) -> None:
         """Raise UsageError if the examples cannot be run so, or tokens not be ranked as the settings ask."""
         self._check_ranking(settings)
+        self._say_uncoded(settings, examples)
         several = next((example for example in examples if example.turns > 1), None)
         if several is not None:
             raise UsageError(
@@ -59,3 +66,39 @@ class Protocol(ABC):
         if self.rule.codes_tail:
             for label in sorted(set().union(*(setting.metrics for setting in settings))):
                 check_tail(label, self.rule.block)
+            for setting in settings:
+                _check_window_ranks(setting)
+
+    def _say_uncoded(self, settings: Sequence[Setting], examples: Sequence[Example]) -> None:
+        """Warn of settings whose 16-bit window no example outgrows."""
+        longest = 0
+        for example in examples:
+            tail = sum(example.at(turn).max_new_tokens for turn in range(example.turns))
+            later = sum(len(asked.input_ids) for asked in example.follow_ups)
+            longest = max(longest, len(example.input_ids) - 1 + (tail + later) * self.rule.codes_tail)
+        whole = [
+            setting.name
+            for setting in settings
+            if (setting.keys or setting.values)
+            and not any(window(self.rule, setting, side, longest).coded(longest) for side in range(2))
+            and self.rule.codes_prompt
+        ]
+        if whole:
+            log.warning(
+                "%s: no example is long enough for a token to leave the window (keep): all stays in 16 bits, and is "
+                "priced so",
+                ", ".join(whole),
+            )
+
+
+def _check_window_ranks(setting: Setting) -> None:
+    """Tokens that a prompt leaves open are ranked with the tail, which knows neither their hidden states nor logits."""
+    sides = [side for side in (setting.keys, setting.values) if side is not None]
+    if not any(side.quantizer.keep.windowed for side in sides):
+        return
+    for label in sorted(setting.metrics):
+        if isinstance(metric(label), HiddenMetric | LogitMetric):
+            raise UsageError(
+                f"{setting.name}: tokens that leave a 16-bit window are not ranked by {label}; use key_norm, "
+                "value_norm, attention_received, random or recency, or protocol.parts=prompt"
+            )

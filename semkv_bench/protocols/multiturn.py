@@ -71,6 +71,7 @@ class MultiTurn(Protocol):
     def check(self, settings: Sequence[Setting], examples: Sequence[Example]) -> None:
         """See ``Protocol``."""
         self._check_ranking(settings)
+        self._say_uncoded(settings, examples)
         if all(example.turns == 1 for example in examples):
             raise UsageError(
                 "protocol=multiturn needs a task that asks several questions of one prompt; "

@@ -97,8 +97,8 @@ def run_sweep(
             log.warning("%s", notes["warning"])
         if unread:
             log.warning(
-                "%d answers ended before a coded block was read (quantized_reads is 0): they say nothing of their "
-                "settings; longer answers or a smaller protocol.block would",
+                "%d answers ended before a coded token was read (quantized_reads is 0): they say nothing of their "
+                "settings; longer prompts or answers, a smaller protocol.block or a smaller quantizer keep would",
                 unread,
             )
         return ran
@@ -215,8 +215,9 @@ def _answer(plan: Plan, asked: Example, outcome: Outcome) -> Mapping[str, Any]:
     setting = outcome.setting
     quantizes = setting.keys is not None or setting.values is not None
     fed = len(outcome.tokens or ()) - (not outcome.ended)
-    # A short answer may end before its first block is coded; then nothing could be read.
-    if quantizes and outcome.reads == 0 and plan.protocol.rule.is_read(outcome.turn, fed):
+    # A short answer may end before its first block is coded, a short row lie in its window; then nothing can be read.
+    coded = outcome.stored is None or outcome.stored.by_state["coded"] > 0
+    if quantizes and coded and outcome.reads == 0 and plan.protocol.rule.is_read(outcome.turn, fed):
         raise SemkvError(f"{setting.name}: attention never read a quantized token; the result is refused")
     return {
         "prompt_tokens": outcome.context,

@@ -1,15 +1,19 @@
 """Methods from parts: their windows, their bits, and what coding leaves of values."""
 
+import re
+
+import numpy as np
 import pytest
 import torch
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from semkv_bench.config.choices import choice_file
+from semkv_bench.config.choices import choice_file, choices
+from semkv_bench.errors import UsageError
 from semkv_bench.grid.cost import LayerShape, SideShape, Stored
 from semkv_bench.protocols.rule import PREFILL
 from semkv_bench.quantizers import Keep, Method
-from semkv_bench.settings.setting import uniform_settings
+from semkv_bench.settings.setting import TwoLevelMixes, uniform_settings
 
 
 def method(name, **changes) -> Method:
@@ -85,3 +89,69 @@ def test_options_stand_in_the_label():
     assert setting.name == "kivi[k.block64,k.group.tokens16]-L4"
     assert setting.describe()["options"] == {"keys": {"group.tokens": 16, "block": 64}, "values": None}
     assert method("kivi").keys.label == "kivi"
+
+
+def test_kivi_is_its_formula():
+    """Against the formula written out in float16 scales, one channel group at a time."""
+    x = torch.randn(2, 64, 32, generator=torch.Generator().manual_seed(3))
+    back = method("kivi").keys.coder(32).quantize_dequantize(x, torch.tensor([[4]]))[0]
+    for head in range(2):
+        for start in (0, 32):
+            for channel in range(32):
+                group = x[head, start : start + 32, channel].numpy()
+                low = np.float32(np.float16(group.min()))
+                scale = np.float32(np.float16((group.max() - group.min()) / np.float32(3)))
+                codes = np.round(np.clip((group - low) / scale, 0, 3))
+                expected = codes * scale + low
+                np.testing.assert_array_equal(back[head, start : start + 32, channel].numpy(), expected)
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in choices("sweep")["quantizer"] if "turbo" not in n and n != "affine"]
+)
+def test_constant_and_extreme_groups_stay_finite_and_constant_ones_exact(name):
+    made = method(name)
+    for side in (made.keys, made.values):
+        coder = side.coder(64)
+        constant = torch.full((2, 256, 64), 0.75)
+        coder.prepare(constant)
+        found = coder.quantize_dequantize(constant, torch.tensor([[3]]))[0]
+        if not side.transform:
+            assert torch.equal(found, constant)
+        zeros = constant * 0
+        coder.prepare(zeros)
+        assert torch.equal(coder.quantize_dequantize(zeros, torch.tensor([[3]]))[0], zeros)
+        for extreme in (
+            torch.full_like(constant, 6e-8),
+            constant * torch.where(torch.arange(64) == 5, 6e4, 1),
+        ):
+            coder.prepare(extreme)
+            assert torch.isfinite(coder.quantize_dequantize(extreme.half(), torch.tensor([[3]]))).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "head_dim", "word"),
+    [
+        ({"values": {"group": {"channels": 48}}}, 64, "group.channels=48 does not divide head_dim 64"),
+        ({"keys": {"keep": {"block": 100}}}, 64, "keep.block=100 must be a multiple"),
+        ({"keys": {"keep": {"recent": -1}}}, 64, "keep.recent=-1 must be a whole number"),
+        ({"keys": {"group": {"axis": "row"}}}, 64, "group.axis=row is not known"),
+        ({"keys": {"coder": {}}}, 64, "there is no keys.coder"),
+    ],
+)
+def test_what_does_not_fit_is_said_in_one_line(change, head_dim, word):
+    from semkv_bench.config.compose import build
+
+    node = OmegaConf.merge(OmegaConf.load(choice_file("quantizer", "kivi")), change)
+    with pytest.raises(UsageError, match=re.escape(word)) as refused:
+        made = build(node, "quantizer")
+        made.keys.check(head_dim)
+        made.values.check(head_dim)
+    assert "\n" not in str(refused.value)
+
+
+def test_mixed_levels_inside_a_channel_group_are_refused():
+    made = method("kivi")
+    (mix,) = TwoLevelMixes(16, 4, 0.25).settings(made.keys, made.values)
+    with pytest.raises(UsageError, match="must have one level count"):
+        mix.check(128, 8)
