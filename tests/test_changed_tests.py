@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-tests_of = runpy.run_path(str(Path(__file__).parents[1] / "scripts/changed_tests.py"))["tests_of"]
+picked = runpy.run_path(str(Path(__file__).parents[1] / "scripts/changed_tests.py"))["tests_of"]
 
 
 @pytest.mark.parametrize(
@@ -25,4 +25,4 @@ tests_of = runpy.run_path(str(Path(__file__).parents[1] / "scripts/changed_tests
     ],
 )
 def test_a_change_is_tested_by_the_tests_of_its_room(changed, run):
-    assert tests_of(changed) == sorted([*run, "tests/test_rooms.py"])
+    assert picked(changed) == sorted([*run, "tests/test_rooms.py"])
