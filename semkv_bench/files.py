@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
+from platformdirs import user_cache_path
 
 from semkv_bench.errors import SemkvError, UsageError
 
@@ -17,13 +18,12 @@ __all__ = ["cache_dir", "check_writable", "hold_lock", "locked", "parse_json", "
 def cache_dir() -> Path:
     """The folder for downloaded files: ``SEMKV_CACHE``, else ``semkv-bench`` in the user's cache folder.
 
-    The user's cache folder is ``XDG_CACHE_HOME`` or ``~/.cache``. The folder is named, not created.
+    The folder is named, not created.
     """
     own = os.environ.get("SEMKV_CACHE")
     if own:
         return Path(own).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "semkv-bench"
+    return user_cache_path("semkv-bench", appauthor=False)
 
 
 def check_writable(folder: Path, key: str = "out", instead: str = "out=DIR") -> None:

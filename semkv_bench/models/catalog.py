@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import constants
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import LocalEntryNotFoundError
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.table import Table
@@ -159,12 +159,10 @@ def _config(source: PretrainedModel) -> Any:
 
 def _snapshot(source: PretrainedModel) -> Path | None:
     """The folder that the hub's cache keeps the wanted revision in, without asking the hub."""
-    repository = Path(constants.HF_HUB_CACHE) / f"models--{source.path.replace('/', '--')}"
-    revision = source.revision or "main"
-    with suppress(OSError):
-        revision = (repository / "refs" / revision).read_text().strip()
-    folder = repository / "snapshots" / revision
-    return folder if folder.is_dir() else None
+    try:
+        return Path(snapshot_download(source.path, revision=source.revision, local_files_only=True))
+    except LocalEntryNotFoundError:
+        return None
 
 
 def _whole(folder: Path) -> bool:

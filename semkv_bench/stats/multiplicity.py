@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from statsmodels.stats.multitest import multipletests
 
 from semkv_bench.stats.pairing import SettingInfo
 
@@ -76,10 +77,7 @@ class Shares:
 def holm(p: np.ndarray) -> np.ndarray:
     """Holm-adjusted p-values (step-down, family-wise)."""
     p = np.asarray(p, dtype=float)
-    order = np.argsort(p, kind="stable")
-    adjusted = np.empty_like(p)
-    adjusted[order] = np.minimum(np.maximum.accumulate(p[order] * np.arange(p.size, 0, -1)), 1.0)
-    return adjusted
+    return multipletests(p, method="holm")[1] if p.size else p
 
 
 def shares(settings: Sequence[SettingInfo], *, bottom_up: bool = False) -> Shares:
