@@ -54,11 +54,9 @@ def probe_layers(config: PreTrainedConfig) -> tuple[Probed, ...]:
 def _called(config: PreTrainedConfig, device: str) -> tuple[tuple[Probed, ...], Exception | None, int]:
     """What the layers hold, the error that ended the call too early if one did, and the bytes of what was run."""
     with _quiet(), torch.device("meta"), torch.no_grad():
-        # Eager attention looks at no mask; and nobody looks for padding where there is no such token.
-        model = AutoModelForCausalLM.from_config(
-            _decoder_config(config), dtype=torch.bfloat16, attn_implementation="eager"
-        ).eval()
-        model.config.pad_token_id = None
+        # Nobody looks for padding where there is no such token.
+        model = _skeleton(_decoder_config(config))
+        vars(model.config)["pad_token_id"] = None
         cache = DynamicCache(config=model.config)
         twins, repeated = _run_once(model, cache)
     skipped = {module for layer in repeated for module in layer.modules()}
@@ -78,6 +76,19 @@ def _called(config: PreTrainedConfig, device: str) -> tuple[tuple[Probed, ...], 
     if not any(map(_unseen, seen, cache.layers)):
         failed = None  # what broke off came after the last layer's cache
     return seen, failed, size
+
+
+def _skeleton(config: PreTrainedConfig) -> nn.Module:
+    """The model on the default device, with eager attention: it looks into no mask."""
+    try:
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="eager")
+    except Exception as error:
+        told = (str(error).strip() or type(error).__name__).partition("\n")[0]
+        raise UsageError(
+            f"transformers makes no model of kind {config.model_type} from this configuration "
+            f"({type(error).__name__}: {told})"
+        ) from error
+    return model.eval()
 
 
 def _decoder_config(config: PreTrainedConfig) -> PreTrainedConfig:

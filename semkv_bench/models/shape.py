@@ -91,7 +91,8 @@ class ModelShape:
 
     @property
     def _first(self) -> LayerShape:
-        return next(layer for layer in sorted(filter(None, self.cache), key=lambda layer: not layer.coded))
+        held = sorted(filter(None, self.cache), key=lambda layer: not layer.coded)
+        return held[0] if held else LayerShape(SideShape(0, 0), SideShape(0, 0))
 
     def values(self, tokens: int, windows: bool = True) -> int:
         """Keys and values that the layers hold of ``tokens`` tokens; without ``windows``, all tokens in every layer."""
@@ -144,7 +145,10 @@ def _shape_of(keyed: _Keyed) -> ModelShape:
     config = keyed.config
     layers: list[LayerShape | None] = []
     states = 0
-    for stored, probed in zip(cache_layers(config), probe_layers(config), strict=True):
+    kinds = cache_layers(config)
+    if not any(stored.attends for stored in kinds):
+        return ModelShape((None,) * len(kinds), max_positions(config))
+    for stored, probed in zip(kinds, probe_layers(config), strict=True):
         states += probed.state_values
         sized = probed.keys is not None and stored.attends
         layers.append(

@@ -180,3 +180,13 @@ def test_a_shape_is_found_once_and_quickly():
     assert ModelShape.of(T.Qwen2Config(num_hidden_layers=80)) is first
     assert ModelShape.of(T.Qwen2Config(num_hidden_layers=79)).layers == 79
     assert ModelShape.from_json(first.to_json()) == first
+
+
+def test_a_model_without_attention_has_no_cache():
+    shape = ModelShape.of(T.Lfm2Config(**SMALL, layer_types=["conv"] * 6))
+    assert shape.cache == (None,) * 6 and not shape.quantized_layers
+
+
+def test_what_cannot_be_built_or_called_is_one_line():
+    with pytest.raises(UsageError, match="makes no model of kind llama from this configuration"):
+        ModelShape.of(T.LlamaConfig(**{**SMALL, "hidden_act": "no_such_thing"}))
