@@ -25,6 +25,10 @@ _FOREIGN = (
     "configuration, SemKVCache(model.config, ...), and a model that uses transformers' attention "
     "interface; or feed the prompt by cache.prefill(model, **inputs) with attention='dequantize'"
 )
+_CHANGED = (
+    "the model changes values between its cache and its attention, so attention cannot be asked once more over what "
+    "is stored: use attention='dequantize', and feed the prompt by cache.prefill(model, **inputs)"
+)
 _LOAN = "_semkv_loan"
 
 Attend = Callable[[Tensor, Tensor, Tensor, Any], tuple[Tensor, Any]]
@@ -45,10 +49,11 @@ class Call:
 
 @dataclass
 class Loan:
-    """Keys that went to a model with the reader that its attention is to call."""
+    """Keys that went to a model with the reader that its attention is to call, and the values beside them."""
 
     config: Any
     original: str
+    values: Tensor
     reader: Callable[[Call], tuple[Tensor, Any]]
     returned: bool = False
 
@@ -57,6 +62,15 @@ class Loan:
         self.returned = True
         self.config._attn_implementation = self.original
 
+    def compare(self, values: Tensor) -> None:
+        """Raise SemkvError unless ``values`` are those that were lent."""
+        lent, self.values = self.values, values
+        same = values.shape == lent.shape and (
+            values.data_ptr() == lent.data_ptr() or torch.equal(values, lent)
+        )
+        if not same:
+            raise SemkvError(_CHANGED)
+
     def check(self) -> None:
         """Raise SemkvError if attention ran without the reader."""
         if not self.returned:
@@ -64,15 +78,18 @@ class Loan:
             raise SemkvError(_FOREIGN)
 
 
-def lend(config: Any, key: Tensor, reader: Callable[[Call], tuple[Tensor, Any]]) -> tuple[Tensor, Loan]:
-    """A view of ``key`` that makes the next attention call of the model of ``config`` call ``reader``.
+def lend(
+    config: Any, key: Tensor, value: Tensor, reader: Callable[[Call], tuple[Tensor, Any]]
+) -> tuple[Tensor, Loan]:
+    """A view of ``key`` that makes the next attention call of the model of ``config`` call ``reader``,
+    if that call is handed ``value``, too.
 
     Raises SemkvError if there is no such configuration any more.
     """
     if config is None:
         raise SemkvError(_FOREIGN)
     original = config._attn_implementation or "eager"
-    loan = Loan(config, original, reader)
+    loan = Loan(config, original, value, reader)
     lent = key.view_as(key)
     setattr(lent, _LOAN, loan)
     name = original + _LENT
@@ -96,6 +113,7 @@ def _attention(
     if loan is None:
         return attend(query, key, value, mask)
     loan.give_back()
+    loan.compare(value)
     return loan.reader(Call(attend, query, key, value, mask, arguments))
 
 

@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
+from transformers.cache_utils import Cache, DynamicCache
 from transformers.configuration_utils import PreTrainedConfig
 
 from semkv_bench.errors import UsageError
 from semkv_bench.kernels import PackedLayout, PackedVectors
 from semkv_bench.models.architecture import decoder_of
-from semkv_bench.models.shape import ModelShape, full_attention_layers
+from semkv_bench.models.layers import cache_layers
+from semkv_bench.models.shape import ModelShape
 from semkv_bench.packed.coding import check_packable
 from semkv_bench.packed.layer import PackedLayer, Plan
 from semkv_bench.packed.ranking import Layouts, Ranking
@@ -35,7 +36,7 @@ class CacheBytes:
     """Bytes of the buffers that a cache holds between forward calls.
 
     codes: packed words; metadata: scales, zeros, norms; layout: which token has which levels, where
-    blocks start; open: tokens in the model's own type; sliding: layers that are not quantized.
+    blocks start; open: tokens in the model's own type; sliding: layers that are not quantized, and recurrent states.
     """
 
     codes: int
@@ -98,9 +99,12 @@ class SemKVCache(Cache):
         _check(setting, config, attention, prompt_tokens)
         text = config.get_text_config(decoder=True)
         layers = DynamicCache(config=config).layers
-        packed = [i for i in full_attention_layers(config) if type(layers[i]) is DynamicLayer]
+        kinds = cache_layers(config)
+        packed = [i for i, kind in enumerate(kinds) if kind.stores_all]
         if not packed:
             raise UsageError("the model has no full-attention layer, so there is nothing to pack")
+        if any(kinds[i].states for i in packed):
+            raise UsageError("attention layers that keep states beside their tokens cannot be packed")
         rows = [importance] if isinstance(importance, Mapping) else importance
         self.setting = setting
         self.plan = Plan(
@@ -115,6 +119,11 @@ class SemKVCache(Cache):
         )
         for index in packed:
             layers[index] = PackedLayer(self.plan, index)
+        if self.plan.ranking.spans_layers and any(kind.states for kind in kinds):
+            raise UsageError(
+                f"{setting.name} ranks tokens over all layers, for which a prompt's last token goes through the "
+                "model twice; recurrent states cannot be rewound: use scope=layer"
+            )
         super().__init__(layers=layers)
         self._refeed = None
         self._arm()
@@ -200,12 +209,7 @@ class SemKVCache(Cache):
             metadata=sum(packed.nbytes for packed in vectors) - codes,
             layout=sum(layout.nbytes for layout in layouts),
             open=sum(side.plain_nbytes for layer in ours for side in layer.sides),
-            sliding=sum(
-                tensor.untyped_storage().nbytes()
-                for layer in others
-                for tensor in (getattr(layer, "keys", None), getattr(layer, "values", None))
-                if tensor is not None
-            ),
+            sliding=sum(tensor.untyped_storage().nbytes() for layer in others for tensor in _tensors(layer)),
         )
 
     @property
@@ -274,6 +278,15 @@ def _awaits_code(cache: SemKVCache) -> bool:
 
 def _open(layer: PackedLayer) -> int:
     return layer.length - layer.coded
+
+
+def _tensors(layer: Any) -> Iterable[Tensor]:
+    """What a layer of transformers' own holds."""
+    for name in ("keys", "values", "conv_states", "recurrent_states"):
+        held = getattr(layer, name, None)
+        yield from (
+            each for each in (held.values() if isinstance(held, dict) else [held]) if each is not None
+        )
 
 
 def _pairs(sides):

@@ -133,7 +133,7 @@ class PackedLayer(CacheLayerMixin):
                 return self._prompt(states, before, self._prompt_end(before, new))
             self._append(states)
             if self.plan.attention == "packed" and new == 1 and can_attend_packed(self.sides):
-                return self._lend(key_states, self._attend_packed), value_states
+                return self._lend(key_states, value_states, self._attend_packed)
             return self._full()
 
     def _prompt_end(self, before: int, new: int) -> int:
@@ -234,7 +234,7 @@ class PackedLayer(CacheLayerMixin):
         if self.length < end or end == 1:
             return self._full() if before else states
         keys, values = states if whole else self._full()
-        return self._lend(keys, partial(self._attend_prompt, whole)), values
+        return self._lend(keys, values, partial(self._attend_prompt, whole))
 
     def _attend_prompt(self, whole: bool, call: Call) -> tuple[Tensor, Any]:
         """Attention of the prompt's last call; ``whole``: its states are not in the open buffer yet."""
@@ -292,9 +292,9 @@ class PackedLayer(CacheLayerMixin):
             filled.append(side.write(out, self.padding))
         return filled[0], filled[1]
 
-    def _lend(self, keys: Tensor, reader) -> Tensor:
-        lent, self.plan.loan = lend(self.plan.config(), keys, reader)
-        return lent
+    def _lend(self, keys: Tensor, values: Tensor, reader) -> tuple[Tensor, Tensor]:
+        lent, self.plan.loan = lend(self.plan.config(), keys, values, reader)
+        return lent, values
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Keys seen by the next ``query_length`` queries, and the position of the first of them."""

@@ -1,11 +1,10 @@
-"""Tiny random models of the architectures that the installed transformers has, and a tokenizer of bytes for them."""
+"""Tiny random models of the architectures that the installed transformers has."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 # Set where a configuration has a field of the name; sizes of all kinds of layers at once.
 _SIZES = {
@@ -59,9 +58,14 @@ _MAMBA = {
 
 CHANGES: Mapping[str, Mapping[str, Any]] = {
     "bamba": {**_MAMBA, "attn_layer_indices": [1, 3]},
-    "bloom": {},
     "codegen": {"rotary_dim": 8},
-    "falcon": {},
+    "falcon_h1": {
+        **_MAMBA,
+        "mamba_d_ssm": 128,
+        "mamba_n_heads": 8,
+        "mamba_d_head": 16,
+        "mamba_chunk_size": 16,
+    },
     "gemma3_text": _FULL_AND_SLIDING,
     "gptj": {"rotary_dim": 8},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": 32},
@@ -107,17 +111,3 @@ def tiny_model(model_type: str, **changes: Any) -> Any:
             if weight.dim() > 1 and "embed" not in name:
                 weight.mul_(4)
     return model
-
-
-def byte_tokenizer(template: str | None = None) -> PreTrainedTokenizerFast:
-    """A tokenizer with a token for every byte, <s> 1, </s> 2 and a few more of no text."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: number for number, token in enumerate(["<pad>", "<s>", "</s>", *alphabet])}
-    inner = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=inner, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
-    )
-    tokenizer.chat_template = template
-    return tokenizer

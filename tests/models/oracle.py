@@ -37,10 +37,15 @@ class Oracle:
         self.length += len(ids)
         return found.logits[0].float()
 
+    def keeps_all(self, layer: DynamicLayer) -> bool:
+        """Will the layer hold every token, however long the context?"""
+        positions = getattr(self.model.config, "max_position_embeddings", None)
+        return not layer.is_sliding or (positions is not None and layer.sliding_window >= positions)
+
     def code_up_to(self, end: int) -> None:
         """Code the tokens up to ``end`` that are not coded yet, in every layer that keeps all of its tokens."""
         for layer in self.cache.layers if self.levels is not None else ():
-            if isinstance(layer, DynamicLayer) and not layer.is_sliding and layer.keys is not None:
+            if isinstance(layer, DynamicLayer) and self.keeps_all(layer) and layer.keys is not None:
                 for states in (layer.keys, layer.values):
                     if states.numel():
                         states[:, :, self.done : end] = coded(states[:, :, self.done : end], self.levels)
@@ -57,12 +62,15 @@ class Oracle:
             self.code_up_to(self.done + (self.length - self.done) // self.block * self.block)
         return self.feed(ids)[-1]
 
-    def answer(self, logits: Tensor, new: int) -> list[int]:
-        """The greedy answer of ``new`` tokens that begins where ``logits`` say; its last token is not fed."""
-        tokens = [int(logits.argmax())]
-        while len(tokens) < new:
-            tokens.append(int(self.step(tokens[-1:]).argmax()))
-        return tokens
+    def answer(self, logits: Tensor, new: int, stop: int | None = None) -> tuple[list[int], bool]:
+        """The greedy answer that begins where ``logits`` say, and whether ``stop`` ended it before ``new`` tokens."""
+        tokens: list[int] = []
+        while (token := int(logits.argmax())) != stop:
+            tokens.append(token)
+            if len(tokens) == new:
+                return tokens, False
+            logits = self.step([token])
+        return tokens, True
 
     def forced(self, ids: Sequence[int], first: Tensor) -> Tensor:
         """Log-probabilities [tokens, vocabulary] at the forced ``ids``; the cache stays as it was."""
@@ -84,6 +92,7 @@ def converse(
     new: int,
     levels: int | None,
     block: int | None,
+    stop: int | None = None,
 ) -> list[tuple[list[int], Tensor]]:
     """Answers and forced log-probabilities of every turn. block: of the tail, which is coded whole between turns."""
     oracle, found = Oracle(model, levels, block), []
@@ -92,9 +101,10 @@ def converse(
     for number, reference in enumerate(forced):
         logits = oracle.step(asked)
         log_probs = oracle.forced(reference, logits)
-        tokens = oracle.answer(logits, new)
+        tokens, ended = oracle.answer(logits, new, stop)
         found.append((tokens, log_probs))
         if number + 1 < len(turns):
             oracle.code_up_to(oracle.length)
-            asked = [tokens[-1], *turns[number + 1]]
+            # The last token of an answer that met its limit was never fed.
+            asked = [*([] if ended else tokens[-1:]), *turns[number + 1]]
     return found

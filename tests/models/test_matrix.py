@@ -1,0 +1,163 @@
+"""Every kind of architecture: plan, storage, rows against a plain oracle, the packed cache; or the plan's refusal."""
+
+from inspect import signature
+
+import pytest
+import torch
+from architectures import tiny_config, tiny_model
+from byte_tokenizers import byte_tokenizer
+from oracle import converse, divergence
+from transformers import DynamicCache
+
+from semkv_bench import SemKVCache
+from semkv_bench.config.compose import compose_config
+from semkv_bench.engine.engine import Engine, Request, Turn
+from semkv_bench.errors import SemkvError, UsageError
+from semkv_bench.models.load import LoadedModel
+from semkv_bench.plan.plan import make_plan
+from semkv_bench.protocols.rule import PREFILL, Blocks
+from semkv_bench.quantizers import Affine
+from semkv_bench.settings.setting import FULL, uniform_settings
+
+# fmt: off
+SWEPT = (
+    "afmoe", "apertus", "arcee", "bamba", "biogpt", "bitnet", "bloom", "codegen", "cohere", "cohere2",
+    "deepseek_v2", "deepseek_v3", "diffllama", "doge-wide", "ernie4_5", "exaone4", "falcon",
+    "falcon_h1", "gemma", "gemma2", "gemma3_text", "gemma4_text", "glm", "glm4_moe", "gpt2",
+    "gpt_bigcode", "gpt_neo", "gpt_neox", "gpt_oss", "gptj", "granite", "granitemoe",
+    "granitemoehybrid", "helium", "hunyuan_v1_dense", "jamba", "lfm2", "llama", "llama4_text",
+    "mimo_v2_flash", "minicpm3", "minimax_m2", "ministral", "mistral", "mixtral", "modernbert-decoder",
+    "mpt", "nemotron", "nemotron_h", "olmo2", "olmo3", "olmo_hybrid", "olmoe", "opt", "phi", "phi3",
+    "qwen2", "qwen3", "qwen3_5_text", "qwen3_moe", "qwen3_next", "seed_oss", "smollm3", "stablelm",
+    "starcoder2", "xglm",
+)
+# fmt: on
+CHANGED = {"doge-wide": ("doge", {"sliding_window": 2048})}
+REFUSED = {
+    "axk2": "indexed_attention",
+    "bart": "encoder-decoder",
+    "bert": "encoder",
+    "deepseek_v32": "indexed_attention",
+    "distilbert": "no causal language model",
+    "falcon_mamba": "linear_attention",
+    "gpt2-short": "positions",
+    "llama-small": "embedding",
+    "mamba": "linear_attention",
+    "minimax": "cache",
+    "openai-gpt": "no key-value cache",
+    "phimoe": "sliding_attention",
+    "recurrent_gemma": "linear_attention, sliding_attention",
+    "roformer": "encoder",
+    "rwkv": "no key-value cache",
+    "t5": "encoder-decoder",
+    "xlm": "encoder",
+}
+REFUSED_CHANGES = {
+    "bert": {"is_decoder": False},
+    "gpt2-short": {"max_position_embeddings": 240},
+    "llama-small": {"vocab_size": 40},
+    "roformer": {"is_decoder": False},
+}
+LEVELS, NEW, WAITING = 3, 6, 8
+THREE = uniform_settings(Affine(), Affine(), [LEVELS])[-1]
+
+
+def named_config(name):
+    kind, changes = CHANGED.get(name, (name, REFUSED_CHANGES.get(name, {})))
+    return tiny_config(kind.removesuffix("-short").removesuffix("-small"), **changes)
+
+
+@pytest.fixture(scope="session")
+def sweep_config():
+    """A sweep of one short example; its model is set by each test."""
+    options = ["task.length=260", "subset=[niah_noise]", "per_task=1", "seeds=[0]", "max_new_tokens=4"]
+    return compose_config("sweep", ["model=custom", "model.path=nowhere", "grid.levels=[3]", *options])
+
+
+def plan_of(config, sweep_config, folder):
+    config.save_pretrained(folder)
+    byte_tokenizer(["<s>", "</s>"], None, adds_bos=False).save_pretrained(folder)
+    chosen = sweep_config.copy()
+    chosen.model.path = str(folder)
+    return make_plan(chosen)
+
+
+def some_ids(count, seed):
+    return torch.randint(3, 250, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+TURNS, FORCED = [some_ids(44, 1), some_ids(7, 2)], [some_ids(4, 3), some_ids(4, 4)]
+
+
+def rows_equal_the_oracle(loaded, protocol, rule, count):
+    """All settings as rows of one batch against single sequences, answers of uneven length among them."""
+    model, settings, turns, forced = loaded.model, (FULL, THREE), TURNS[:count], FORCED[:count]
+    block = rule.block if rule.codes_tail else None
+    stop = converse(model, turns[:1], forced[:1], NEW, LEVELS, block)[0][0][NEW // 2] if count > 1 else None
+    later = (Turn(turns[i], forced[i], NEW, frozenset() if stop is None else {stop}) for i in range(1, count))
+    request = Request(
+        turns[0], forced[0], NEW, frozenset() if stop is None else {stop}, follow_ups=tuple(later)
+    )
+    answered = Engine(loaded).answer(request, settings, rule).turns
+    expected = [converse(model, turns, forced, NEW, lv, block, stop) for lv in (None, LEVELS)]
+    for turn, outcomes in enumerate(answered):
+        for outcome, sequence in zip(outcomes, expected, strict=True):
+            tokens, log_probs = sequence[turn]
+            kl = divergence(expected[0][turn][1], log_probs)
+            assert outcome.tokens == tokens, f"{protocol}, turn {turn}, {outcome.setting.name}"
+            assert outcome.kl == pytest.approx(kl, rel=0.02, abs=1e-5), f"{protocol}, turn {turn}"
+
+
+def packed_answers_equal_the_oracle(model):
+    keyword = "cache" if "cache" in signature(type(model).forward).parameters else "past_key_values"
+    ids = torch.tensor([TURNS[0]])
+    ((expected, _),) = converse(model, TURNS[:1], FORCED[:1], NEW, LEVELS, None)
+
+    def answer(cache):
+        out = model.generate(
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NEW, eos_token_id=None,
+            pad_token_id=0, **{keyword: cache},
+        )  # fmt: skip
+        return out[0, ids.shape[1] :].tolist()
+
+    try:
+        tokens = answer(SemKVCache(model.config, THREE))
+    except SemkvError as error:
+        # Attention that is not called by transformers' interface cannot be asked once more for the last token.
+        assert "cache.prefill(model" in str(error)
+        cache = SemKVCache(model.config, THREE)
+        cache.prefill(model, ids)
+        tokens = answer(cache)
+    assert tokens == expected
+
+
+@pytest.mark.parametrize("name", SWEPT)
+def test_an_architecture_is_swept_as_the_oracle_says(name, sweep_config, tmp_path):
+    plan = plan_of(named_config(name), sweep_config, tmp_path)
+    kind, changes = CHANGED.get(name, (name, {}))
+    model = tiny_model(kind, **changes)
+    cache = DynamicCache(config=model.config)
+    keyword = "cache" if "cache" in signature(type(model).forward).parameters else "past_key_values"
+    with torch.no_grad():
+        model(input_ids=torch.tensor([TURNS[0]]), use_cache=True, **{keyword: cache})
+    sides = [getattr(layer, side, None) for layer in cache.layers for side in ("keys", "values")]
+    stored = sum(side.numel() for side in sides if side is not None)
+    assert plan.shape.values(len(TURNS[0])) == pytest.approx(stored, rel=0.01)
+    loaded = LoadedModel(model, None, name, None)
+    rows_equal_the_oracle(loaded, "prefill", PREFILL, 1)
+    rows_equal_the_oracle(loaded, "generation", Blocks("both", 4), 1)
+    rows_equal_the_oracle(loaded, "conversation", Blocks("both", 16), 2)
+    if any(
+        getattr(layer, "number_of_states", 0) and hasattr(layer, "get_mask_sizes") for layer in cache.layers
+    ):
+        with pytest.raises(UsageError, match="states beside"):
+            SemKVCache(model.config, THREE)
+    else:
+        packed_answers_equal_the_oracle(model)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_architecture_is_refused_by_the_plan_in_one_line(name, sweep_config, tmp_path):
+    with pytest.raises(UsageError) as raised:
+        plan_of(named_config(name), sweep_config, tmp_path)
+    assert REFUSED[name] in str(raised.value) and "\n" not in str(raised.value)
