@@ -151,9 +151,9 @@ def _shape_of(keyed: _Keyed) -> ModelShape:
     for stored, probed in zip(kinds, probe_layers(config), strict=True):
         states += probed.state_values
         sized = probed.keys is not None and stored.attends
-        layers.append(
-            LayerShape(probed.keys, probed.values, stored.window, stored.stores_all) if sized else None
-        )
+        # The token that attends is part of its window, and none of the past.
+        held = None if stored.window is None else stored.window - 1
+        layers.append(LayerShape(probed.keys, probed.values, held, stored.stores_all) if sized else None)
     rank = getattr(config.get_text_config(decoder=True), "kv_lora_rank", None)
     latent = any(layer is not None and layer.keys == SideShape(1, rank) for layer in layers if rank)
     return ModelShape(tuple(layers), max_positions(config), LATENT if latent else SIDES, states)
