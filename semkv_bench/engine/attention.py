@@ -76,8 +76,14 @@ def grouped_attention(
 
 def _over_rows(original: str) -> Callable[..., Any]:
     def attention(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None = None,  # some models give it by transformers' name
+        **kwargs: Any,
     ) -> Any:
+        mask = attention_mask
         deleted = DELETED.get()(module.layer_idx)
         plain = original == "sdpa" and all(kwargs.get(name) is None for name in _OWN_WAYS)
         if plain and not (mask is None and query.shape[2] > 1):

@@ -148,12 +148,17 @@ def _register(original: str) -> str:
 
 def _reporting(original: str) -> Callable[..., Any]:
     def attention(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kwargs: Any
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None = None,
+        **kwargs: Any,
     ) -> Any:
         # Each modeling file has an eager function of its own.
         eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
         output = ALL_ATTENTION_FUNCTIONS.get_interface(original, eager)(
-            module, query, key, value, mask, **kwargs
+            module, query, key, value, attention_mask, **kwargs
         )
         hear = _hears.get(module)
         if hear is not None:

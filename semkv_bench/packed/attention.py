@@ -100,8 +100,15 @@ def lend(
 
 
 def _attention(
-    original: str, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **arguments: Any
+    original: str,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any = None,  # some models give it by transformers' name
+    **arguments: Any,
 ) -> tuple[Tensor, Any]:
+    mask = attention_mask
     # Each modeling file has an eager function of its own.
     eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
     function = ALL_ATTENTION_FUNCTIONS.get_interface(original, eager)

@@ -76,6 +76,13 @@ CHANGES: Mapping[str, Mapping[str, Any]] = {
     "ministral": _FULL_AND_SLIDING,
     "mistral": {"sliding_window": None},
     "mixtral": {"sliding_window": None},
+    "nemotron_h": {
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 16,
+        "n_groups": 1,
+        "ssm_state_size": 8,
+        "chunk_size": 16,
+    },
     "phi3": {"sliding_window": 4096},
     "qwen2": {"use_sliding_window": False},
     "starcoder2": {"sliding_window": None},

@@ -17,14 +17,15 @@ PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 
 _HEAD = """# Models
 
-Any causal language model of transformers may be tried; this page lists the architectures that are tested, and is written
-from the test itself (`python tests/models/page.py`, transformers {version}). Of each, a random model of four layers goes through
-`plan`; its storage is compared with the bytes of transformers' own cache; its rows in prefill, generation and
-conversation with a plain loop over `DynamicCache`, token by token; and `SemKVCache` in `generate` with the same loop.
+Any causal language model of transformers may be tried; this page lists the architectures that are tested, and is
+written from the test itself (`python tests/models/page.py`, transformers {version}). Of each, a random model
+of four layers goes through `plan`; its storage is compared with the bytes of transformers' own cache; its
+rows in prefill, generation and conversation with a plain loop
+over `DynamicCache`, token by token; and `SemKVCache` in `generate` with the same loop.
 
 What is coded is told by the cache that transformers makes for a layer, not by names: keys and values of every token are
-coded. A sliding window or chunk is kept in 16 bits as it is, and counted as what it holds; one that no context of the model
-outgrows counts as full attention. Recurrent and convolution states are kept per row as they are. A conversation
+coded. A sliding window or chunk is kept in 16 bits as it is, and counted as what it holds; one that no context of the
+model outgrows counts as full attention. Recurrent and convolution states are kept per row as they are. A conversation
 over such states, or over positions that are added to attention as biases, is decoded one row at a time, since its rows
 become of different lengths.
 
@@ -47,11 +48,11 @@ _TAIL = """
 ## Forms of checkpoints
 
 - A hub name, a folder, or a GGUF file. A folder that holds a LoRA adapter is named as one: merge it first.
-- Quantized weights (GPTQ, AWQ, bitsandbytes, compressed-tensors): loaded by transformers where their packages are installed;
-  `semkv-bench doctor` says which are, and loading one that is not names the command.
+- Quantized weights (GPTQ, AWQ, bitsandbytes, compressed-tensors): loaded by transformers where their packages are
+  installed; `semkv-bench doctor` says which are, and loading one that is not names the command.
   Only the refusal is tested here, not the numbers of such weights.
-- `model.kwargs={trust_remote_code: true}` and other arguments of `from_pretrained`. A class that comes with its checkpoint
-  is not looked into beforehand.
+- `model.kwargs={trust_remote_code: true}` and other arguments of `from_pretrained`. A class that comes with its
+  checkpoint is not looked into beforehand.
 - A chat template is given plain text, then content parts; one that leaves out what it is given, or fails, is refused
   (`task.chat=false` leaves it out). Answers end at every end token that generation configuration, configuration,
   tokenizer or template names.
@@ -68,7 +69,8 @@ def page() -> str:
 def _row(name: str) -> str:
     config = named_config(name)
     counts = Counter(map(_kept, cache_layers(config)))
-    return f"{name} | {', '.join(f'{count} {kind}' for kind, count in counts.items())} | {supported_attention(config, None)}"
+    kinds = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+    return f"{name} | {kinds} | {supported_attention(config, None)}"
 
 
 def _kept(layer: CacheLayer) -> str:
