@@ -12,6 +12,7 @@ from transformers import __version__  # noqa: E402
 from semkv_bench.errors import UsageError  # noqa: E402
 from semkv_bench.models.architecture import check_architecture, supported_attention  # noqa: E402
 from semkv_bench.models.layers import CacheLayer, cache_layers  # noqa: E402
+from semkv_bench.models.shape import ModelShape  # noqa: E402
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 
@@ -83,7 +84,9 @@ def _kept(layer: CacheLayer) -> str:
 
 def _refusal(name: str) -> str:
     try:
-        check_architecture(named_config(name), name)
+        config = named_config(name)
+        check_architecture(config, name)
+        ModelShape.of(config)
     except UsageError as error:
         return str(error)
     return f"a mismatch of its {REFUSED[name]}, seen when prompts are written"
