@@ -86,7 +86,9 @@ def _over_rows(original: str) -> Callable[..., Any]:
         mask = attention_mask
         deleted = DELETED.get()(module.layer_idx)
         plain = original == "sdpa" and all(kwargs.get(name) is None for name in _OWN_WAYS)
-        if plain and not (mask is None and query.shape[2] > 1):
+        # A mask for every query head is more than what to look at.
+        shared = mask is None or mask.shape[1] == 1
+        if plain and shared and not (mask is None and query.shape[2] > 1):
             seen = _seen(mask, deleted)
             return grouped_attention(query, key, value, seen, kwargs.get("scaling")), None
         if deleted is not None:

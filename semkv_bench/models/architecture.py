@@ -113,7 +113,8 @@ def decoder_of(model: Any) -> Any:
         UsageError: no part of the model does that.
     """
     decoder = model.get_decoder()
-    if decoder is not model:
+    # Some models call a part of their head so.
+    if decoder is not model and isinstance(decoder, PreTrainedModel):
         return decoder
     inner = [part for part in model.children() if isinstance(part, PreTrainedModel)]
     if len(inner) != 1:

@@ -22,17 +22,17 @@ from semkv_bench.settings.setting import FULL, uniform_settings
 # fmt: off
 SWEPT = (
     "afmoe", "apertus", "arcee", "bamba", "biogpt", "bitnet", "bloom", "codegen", "cohere", "cohere2",
-    "deepseek_v2", "deepseek_v3", "diffllama", "doge-wide", "ernie4_5", "exaone4", "falcon",
+    "deepseek_v2", "deepseek_v3", "diffllama", "ernie4_5", "exaone4", "falcon",
     "falcon_h1", "gemma", "gemma2", "gemma3_text", "gemma4_text", "glm", "glm4_moe", "gpt2",
     "gpt_bigcode", "gpt_neo", "gpt_neox", "gpt_oss", "gptj", "granite", "granitemoe",
     "granitemoehybrid", "helium", "hunyuan_v1_dense", "lfm2", "llama", "llama4_text",
-    "mimo_v2_flash", "minicpm3", "minimax_m2", "ministral", "mistral", "mixtral", "modernbert-decoder",
+    "mimo_v2_flash", "minicpm3", "minimax_m2", "ministral", "mistral", "mixtral", 
     "nemotron", "nemotron_h", "olmo2", "olmo3", "olmo_hybrid", "olmoe", "opt", "phi", "phi3",
     "qwen2", "qwen3", "qwen3_5_text", "qwen3_moe", "qwen3_next", "seed_oss", "smollm3", "stablelm",
     "starcoder2", "xglm",
 )
 # fmt: on
-CHANGED = {"doge-wide": ("doge", {"sliding_window": 2048})}
+CHANGED: dict[str, tuple[str, dict[str, int]]] = {}
 REFUSED = {
     "axk2": "indexed_attention",
     "bart": "encoder-decoder",
