@@ -13,7 +13,7 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -79,6 +79,11 @@ class Given:
         from semkv_bench.config.compose import compose_config
 
         return compose_config(self.command.config, self.overrides)
+
+    def split(self, key: str) -> tuple[list[str], tuple[str, ...]]:
+        """The values that ``key`` was given, and the other arguments."""
+        mine = [argument for argument in self.arguments if argument.startswith(f"{key}=")]
+        return [a.partition("=")[2] for a in mine], tuple(a for a in self.arguments if a not in mine)
 
     def tell(self, content: Any) -> None:
         """Print ``content`` as JSON; a closed pipe is no error."""
@@ -206,6 +211,9 @@ def _sweep(given: Given) -> None:
 
 
 def _cliff_report(given: Given) -> None:
+    if any(argument.startswith("import=") for argument in given.arguments):
+        _import_report(given)
+        return
     from semkv_bench.records.runs import check_run
 
     config = given.config
@@ -222,6 +230,42 @@ def _cliff_report(given: Given) -> None:
         make_overview(config, given_options(config, changed), OUT)
     else:
         make_report(config, changed, OUT)
+
+
+def _import_report(given: Given) -> None:
+    from semkv_bench.importers import import_logs, split_arguments
+    from semkv_bench.report.command import make_import_report
+
+    kind, settings, options, rest = split_arguments(given.arguments, ("stats", "out"))
+    frame, notes = import_logs(kind, settings, options)
+    for note in notes:
+        ERR.print(note, markup=False, highlight=False, soft_wrap=True, style="yellow")
+    make_import_report(frame, kind, replace(given, arguments=tuple(rest)).config, OUT)
+
+
+def _export(given: Given) -> None:
+    from semkv_bench.sweep.exchange import export_prompts
+
+    outs, rest = given.split("out")
+    if not outs:
+        raise UsageError("export needs a file for the prompts: out=prompts.jsonl")
+    count = export_prompts(replace(given, arguments=rest).overrides, Path(outs[-1]).expanduser())
+    OUT.print(f"{count} prompts: {outs[-1]}", markup=False, highlight=False, soft_wrap=True)
+    OUT.print(
+        "answer each with a line of id, setting, text and bits; then: semkv-bench score ANSWERS.jsonl out=RUN"
+    )
+
+
+def _score(given: Given) -> None:
+    from semkv_bench.sweep.exchange import score_answers
+
+    prompts, rest = given.split("prompts")
+    files = [argument for argument in rest if "=" not in argument]
+    if len(files) != 1:
+        raise UsageError("score needs one file of answers: semkv-bench score ANSWERS.jsonl out=RUN")
+    overrides = replace(given, arguments=tuple(a for a in rest if a not in files)).overrides
+    where = Path(prompts[-1]).expanduser() if prompts else None
+    score_answers(Path(files[0]).expanduser(), where, overrides)
 
 
 def _recipe(given: Given) -> None:
@@ -315,11 +359,24 @@ COMMANDS: dict[str, Command] = {
     ),
     "cliff-report": Command(
         _cliff_report,
-        "statistics and report; runs=[DIR,DIR,...] sets cliffs side by side",
-        "[DIR | records=FILE]",
+        "statistics and report; runs=[DIR,DIR,...] sets cliffs side by side; import=FORMAT full=PATH NAME:BITS=PATH "
+        "reads logs of lm-eval, kvpress, longbench, inspect, lighteval, opencompass, llama-perplexity",
+        "[DIR | records=FILE | import=FORMAT full=PATH NAME:BITS=PATH]",
         config="cliff_report",
         bare="run",
         renamed=(("model", "records_model"),),
+    ),
+    "export": Command(
+        _export,
+        "the prompts of a sweep as JSONL, for an engine without an adapter",
+        "task=synthetic out=prompts.jsonl",
+        config="sweep",
+    ),
+    "score": Command(
+        _score,
+        "answers to exported prompts, scored into a run folder",
+        "ANSWERS.jsonl [prompts=FILE] out=RUN",
+        config="sweep",
     ),
     "recipe": Command(
         _recipe, "the cliff, then mixes just above it", "model=smollm2 quantizer=affine", config="recipe"

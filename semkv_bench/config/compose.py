@@ -58,6 +58,7 @@ class _Stats:
     seed: int = MISSING
     confidence: float = MISSING
     unpaired: str = MISSING
+    sensitivity: str = MISSING
     looks: list[int] | None = None
 
 

@@ -22,7 +22,15 @@ from semkv_bench.report.standing import Standing, last_look
 from semkv_bench.stats import StatsOptions, analyze
 from semkv_bench.stats.result import Batching, CacheSize, Layers, Report
 
-__all__ = ["analysed_run", "check_out", "given_options", "make_report", "portable", "run_report"]
+__all__ = [
+    "analysed_run",
+    "check_out",
+    "given_options",
+    "make_import_report",
+    "make_report",
+    "portable",
+    "run_report",
+]
 
 
 # Options that decide verdicts: given afterwards, they make a report exploratory.
@@ -58,6 +66,17 @@ def make_report(config: DictConfig, changed: Collection[str], console: Console) 
     source = _foreign(config) if config.records is not None else _own(config, changed)
     _write_and_show(source, console)
     return source.out
+
+
+def make_import_report(frame: pd.DataFrame, kind: str, config: DictConfig, console: Console) -> Path:
+    """The report of logs that another harness left; ``kind`` is their format. Returns the folder that was written."""
+    if config.stats.looks is not None:
+        raise UsageError("stats.looks plans a sweep; scores from elsewhere are looked at once")
+    out = Path(f"{kind}-report") if config.out is None else Path(config.out).expanduser()
+    check_out(out)
+    source = _Source(frame, stats_options(config), False, {}, {"source": f"logs of {kind}"}, out)
+    _write_and_show(source, console)
+    return out
 
 
 def run_report(path: Path, console: Console) -> tuple[Report, Path]:

@@ -81,7 +81,9 @@ def run_sweep(
             started = datetime.now(UTC)
             folder.write_environment({**session.describe(), "started": started.isoformat(timespec="seconds")})
             began, ran, unread = time.monotonic(), 0, 0
-            tracked = track(in_order(plan.stages, folder, pending), len(pending))
+            tracked = in_order(plan.stages, folder, pending)
+            if session.together == 1:
+                tracked = track(tracked, len(pending))
             for example, records in _recorded(plan, session, _not_done(tracked, folder)):
                 folder.append(records, _asked(plan, example))
                 ran, unread = ran + 1, unread + sum(map(_is_unread, records))

@@ -1,6 +1,7 @@
 """Tasks: encoded examples with references, and the score of a prediction."""
 
 from semkv_bench.tasks.base import Example, FollowUp, Task
+from semkv_bench.tasks.jsonl import Jsonl
 from semkv_bench.tasks.longbench import LongBench
 from semkv_bench.tasks.longbench_multiturn import LongBenchMultiturn
 from semkv_bench.tasks.longform import Longform
@@ -10,6 +11,7 @@ from semkv_bench.tasks.synthetic_multiturn import SyntheticMultiturn
 __all__ = [
     "Example",
     "FollowUp",
+    "Jsonl",
     "LongBench",
     "LongBenchMultiturn",
     "Longform",

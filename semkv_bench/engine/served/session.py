@@ -105,7 +105,11 @@ class ServedSession(Session):
 
     def describe(self) -> dict[str, Any]:
         """See ``Session``."""
-        return {"engine": dict(self.said)}
+        return {"engine": self.options.name}
+
+    def notes(self) -> dict[str, Any]:
+        """See ``Session``: what every server said of itself."""
+        return {"servers": dict(self.said)}
 
     def _under(self, setting: ServedSetting, examples: Sequence[Example]) -> list[_Answer]:
         """The answers to ``examples``; a server that is lost is started once more and asked for what is left."""
