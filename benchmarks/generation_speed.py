@@ -18,7 +18,8 @@ from transformers import DynamicCache
 
 from semkv_bench.engine.engine import Engine, Request
 from semkv_bench.models.device import describe
-from semkv_bench.models.load import EmbeddedModel, LoadedModel
+from semkv_bench.models.embedded import EmbeddedModel
+from semkv_bench.models.load import LoadedModel
 from semkv_bench.protocols.rule import Blocks, coder_seed
 from semkv_bench.quantizers import Affine
 from semkv_bench.settings.setting import FULL, Setting, uniform_settings

@@ -30,7 +30,8 @@ from semkv_bench.engine.engine import Engine
 from semkv_bench.importance import choices, observe
 from semkv_bench.importance.base import Recorder
 from semkv_bench.models.device import describe
-from semkv_bench.models.load import EmbeddedModel, LoadedModel
+from semkv_bench.models.embedded import EmbeddedModel
+from semkv_bench.models.load import LoadedModel
 from semkv_bench.settings.allocation import top_tokens
 from semkv_bench.tasks import Synthetic
 

@@ -38,7 +38,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from semkv_bench import SemKVCache
 from semkv_bench.engine.batching import row_bytes
 from semkv_bench.models.device import describe
-from semkv_bench.models.load import EmbeddedModel
+from semkv_bench.models.embedded import EmbeddedModel
 from semkv_bench.quantizers import Affine, TurboQuant
 from semkv_bench.settings.setting import Setting, TwoLevelMixes, uniform_settings
 

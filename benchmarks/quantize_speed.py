@@ -16,7 +16,7 @@ from semkv_bench import kernels
 from semkv_bench.engine.decode import fill
 from semkv_bench.engine.engine import Engine
 from semkv_bench.models.device import describe
-from semkv_bench.models.load import EmbeddedModel
+from semkv_bench.models.embedded import EmbeddedModel
 from semkv_bench.quantizers import Affine, Quantizer, TurboQuant
 from semkv_bench.settings.setting import uniform_settings
 from semkv_bench.tasks import Synthetic

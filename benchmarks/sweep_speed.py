@@ -21,7 +21,8 @@ from semkv_bench.engine import decode, engine
 from semkv_bench.engine.engine import Engine
 from semkv_bench.engine.outcome import Request
 from semkv_bench.models.device import describe
-from semkv_bench.models.load import EmbeddedModel, LoadedModel
+from semkv_bench.models.embedded import EmbeddedModel
+from semkv_bench.models.load import LoadedModel
 from semkv_bench.quantizers import Affine
 from semkv_bench.settings.setting import FULL, Setting, uniform_settings
 from semkv_bench.tasks import Synthetic

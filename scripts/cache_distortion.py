@@ -14,7 +14,7 @@ import torch
 
 from semkv_bench.engine.engine import Engine
 from semkv_bench.models.device import describe
-from semkv_bench.models.load import EmbeddedModel
+from semkv_bench.models.embedded import EmbeddedModel
 from semkv_bench.quantizers import Affine, TurboQuant
 from semkv_bench.tasks import Synthetic
 

@@ -22,7 +22,7 @@ from typing import Any
 from semkv_bench.cli import main
 from semkv_bench.engine import coding, decode
 from semkv_bench.kernels import affine_reference, codebook_reference, packing_reference
-from semkv_bench.models.load import EmbeddedModel
+from semkv_bench.models.embedded import EmbeddedModel
 from semkv_bench.quantizers import Affine, TurboQuant
 from semkv_bench.settings import setting as settings
 

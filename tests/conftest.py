@@ -16,7 +16,8 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from semkv_bench.models.load import EmbeddedModel, LoadedModel
+from semkv_bench.models.embedded import EmbeddedModel
+from semkv_bench.models.load import LoadedModel
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 

@@ -23,8 +23,8 @@ from semkv_bench.errors import SemkvError
 from semkv_bench.files import cache_dir
 from semkv_bench.kernels import backend
 from semkv_bench.models.device import memory_total
+from semkv_bench.models.embedded import EmbeddedModel
 from semkv_bench.models.hub import hub_reachable
-from semkv_bench.models.load import EmbeddedModel
 from semkv_bench.models.quantized import missing_packages
 from semkv_bench.records.runs import RUNS
 from semkv_bench.report.axes import drawing

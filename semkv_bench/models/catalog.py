@@ -16,8 +16,9 @@ from semkv_bench.config.choices import choice_file, choices
 from semkv_bench.config.compose import build, compose_config
 from semkv_bench.console import human_bytes
 from semkv_bench.errors import MissingError, UsageError
+from semkv_bench.models.embedded import EmbeddedModel
 from semkv_bench.models.known import CONFIGURATION, PUBLICATION, published
-from semkv_bench.models.load import EmbeddedModel, PretrainedModel
+from semkv_bench.models.load import PretrainedModel
 from semkv_bench.models.shape import ModelShape
 
 __all__ = ["Entry", "as_data", "catalog", "describe_model", "show_catalog"]

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from semkv_bench.models.load import EmbeddedModel, PretrainedModel
+from semkv_bench.models.embedded import EmbeddedModel
+from semkv_bench.models.load import PretrainedModel
 from semkv_bench.models.shape import ModelShape
 
 __all__ = ["CONFIGURATION", "PUBLICATION", "Published", "published"]

@@ -16,7 +16,8 @@ from semkv_bench.engine.backend import Backend
 from semkv_bench.engine.forced import forced_limit
 from semkv_bench.errors import UsageError
 from semkv_bench.importance import metric
-from semkv_bench.models.load import EmbeddedModel, PretrainedModel
+from semkv_bench.models.embedded import EmbeddedModel
+from semkv_bench.models.load import PretrainedModel
 from semkv_bench.models.shape import ModelShape
 from semkv_bench.plan.cost import costs_at_contexts, typical_tails
 from semkv_bench.plan.settings import _plain, planned_settings

@@ -23,7 +23,7 @@ def bare(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "semkv_bench.models.load.hub_reachable", lambda: pytest.fail("the network was asked for")
     )
-    monkeypatch.setattr("semkv_bench.models.load._installed_gguf", lambda: None)
+    monkeypatch.setattr("semkv_bench.models.embedded._installed_gguf", lambda: None)
     return tmp_path / "hub"
 
 

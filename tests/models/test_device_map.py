@@ -7,7 +7,8 @@ from semkv_bench.engine.engine import Engine, Request
 from semkv_bench.engine.options import EngineOptions
 from semkv_bench.errors import UsageError
 from semkv_bench.models.device_map import check_device_map, check_devices_present, check_modules, input_device
-from semkv_bench.models.load import EmbeddedModel, LoadedModel, PretrainedModel
+from semkv_bench.models.embedded import EmbeddedModel
+from semkv_bench.models.load import LoadedModel, PretrainedModel
 from semkv_bench.quantizers import Affine
 from semkv_bench.settings.setting import FULL, uniform_settings
 

@@ -7,8 +7,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from semkv_bench.errors import MissingError, UsageError
-from semkv_bench.models import load as models
-from semkv_bench.models.load import EmbeddedModel, PretrainedModel
+from semkv_bench.models import embedded as models
+from semkv_bench.models.embedded import EmbeddedModel
+from semkv_bench.models.load import PretrainedModel
 from semkv_bench.models.shape import ModelShape
 
 
@@ -68,9 +69,9 @@ def test_an_interrupted_conversion_leaves_nothing_half_done(empty_cache, monkeyp
     def stop(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(models.AutoTokenizer, "from_pretrained", stop)
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", stop)
     monkeypatch.setattr(
-        models.AutoModelForCausalLM,
+        AutoModelForCausalLM,
         "from_pretrained",
         lambda *a, **k: LlamaForCausalLM(
             LlamaConfig(
