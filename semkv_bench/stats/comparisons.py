@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from semkv_bench.stats.allocations import Allocated, allocated
-from semkv_bench.stats.contrast import Contrast, Side, contrast, side_of
+from semkv_bench.stats.contrast import Contrast, Side, contrast_of, side_of
 from semkv_bench.stats.multiplicity import holm
 from semkv_bench.stats.options import StatsOptions
 from semkv_bench.stats.pairing import PairedScores, SettingInfo
@@ -59,12 +59,18 @@ def interpolation(
         return ()
     mixes = [mix for mix, _, _ in ends]
     share = np.array([mix.share for mix in mixes])
-    high, low = (side_of(paired, [found[k] for found in ends]) for k in (1, 2))
-    line = Side(_mixed(high.scores, low.scores, share), _mixed(high.references, low.references, share))
-    result = contrast(
-        side_of(paired, [mix.index for mix in mixes]), line, paired.tasks, options, look, paired.sizes
-    )
-    apart = contrast(high, low, paired.tasks, options, look, paired.sizes)
+
+    def both_ends(scores: PairedScores) -> tuple[Side, Side]:
+        high, low = (side_of(scores, [found[k] for found in ends]) for k in (1, 2))
+        return high, low
+
+    def mix_and_line(scores: PairedScores) -> tuple[Side, Side]:
+        high, low = both_ends(scores)
+        line = Side(_mixed(high.scores, low.scores, share), _mixed(high.references, low.references, share))
+        return side_of(scores, [mix.index for mix in mixes]), line
+
+    result = contrast_of(paired, mix_and_line, options, look)
+    apart = contrast_of(paired, both_ends, options, look)
     words = ("on the line", "above the line", "below the line")
     judged = _judged(result, options, words)
     return tuple(
@@ -130,8 +136,12 @@ def deletion(paired: PairedScores, options: StatsOptions, look: Look | None = No
             found = _retained(paired.settings, info, metrics.get(i), metrics)
             pairs += [(i, j) for j in found] or [(i, None)]
     matched = [pair for pair in pairs if pair[1] is not None]
-    first, second = (side_of(paired, [pair[k] for pair in matched]) for k in (0, 1))
-    result = contrast(first, second, paired.tasks, options, look, paired.sizes)
+
+    def sides(scores: PairedScores) -> tuple[Side, Side]:
+        first, second = (side_of(scores, [pair[k] for pair in matched]) for k in (0, 1))
+        return first, second
+
+    result = contrast_of(paired, sides, options, look)
     words = ("alike within the margin", "deletion loses less", "deletion loses more")
     judged = dict(zip(matched, _judged(result, options, words), strict=True))
     scores = {pair: (result.value("first", k), result.value("second", k)) for k, pair in enumerate(matched)}

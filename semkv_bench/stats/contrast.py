@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from semkv_bench.stats.pairing import PairedScores
 from semkv_bench.stats.result import Ends
 from semkv_bench.stats.spending import Look
 
-__all__ = ["Contrast", "Side", "contrast", "side_of"]
+__all__ = ["Contrast", "Side", "contrast", "contrast_of", "side_of"]
 
 _CHUNK = 1000
 
@@ -80,6 +81,29 @@ def contrast(
     ]
     return Contrast(
         **{name: np.concatenate([getattr(part, name) for part in parts]) for name in _fields(parts[0])}
+    )
+
+
+def contrast_of(
+    paired: PairedScores,
+    sides: Callable[[PairedScores], tuple[Side, Side]],
+    options: StatsOptions,
+    look: Look | None = None,
+) -> Contrast:
+    """Compare the two ``sides`` made of ``paired``, whose missing rows must not decide.
+
+    Where rows are missing, the larger p is taken of the rows that both have and of all rows with the missing ones
+    lost; a difference that turns round with them is none.
+    """
+    held = contrast(*sides(paired), paired.tasks, options, look, paired.sizes)
+    if paired.worst is None:
+        return held
+    lost = contrast(*sides(paired.worst), paired.worst.tasks, options, look, paired.worst.sizes)
+    turned = np.sign(held.mean) * np.sign(lost.mean) < 0
+    return replace(
+        held,
+        p_equivalence=np.maximum(held.p_equivalence, lost.p_equivalence),
+        p_difference=np.where(turned, 1.0, np.maximum(held.p_difference, lost.p_difference)),
     )
 
 

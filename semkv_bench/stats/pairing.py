@@ -94,7 +94,6 @@ class PairedScores:
     missing: dict[str, int] = field(default_factory=dict)
     worst: PairedScores | None = None
     chosen_by: dict[int, float] = field(default_factory=dict)
-    missing: dict[str, int]
 
     @property
     def differences(self) -> np.ndarray:

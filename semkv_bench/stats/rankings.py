@@ -8,7 +8,7 @@ import string
 import numpy as np
 
 from semkv_bench.stats.allocations import Allocated, allocated
-from semkv_bench.stats.contrast import Contrast, contrast, side_of
+from semkv_bench.stats.contrast import Contrast, Side, contrast_of, side_of
 from semkv_bench.stats.equivalence import reference_moments
 from semkv_bench.stats.guarded import score_interval
 from semkv_bench.stats.multiplicity import holm
@@ -57,8 +57,12 @@ def _ranking(
 ) -> Ranking:
     members = sorted(members, key=lambda each: (-scores[each.index], each.metric))
     pairs = list(itertools.combinations(range(len(members)), 2))
-    first, second = (side_of(paired, [members[pair[k]].index for pair in pairs]) for k in (0, 1))
-    result = contrast(first, second, paired.tasks, options, look, paired.sizes)
+
+    def sides(scores: PairedScores) -> tuple[Side, Side]:
+        first, second = (side_of(scores, [members[pair[k]].index for pair in pairs]) for k in (0, 1))
+        return first, second
+
+    result = contrast_of(paired, sides, options, look)
     adjusted = holm(result.p_difference)
     place = {pair: k for k, pair in enumerate(pairs)}
     separated = np.zeros((len(members), len(members)), dtype=int)

@@ -1,6 +1,7 @@
 """Mixes against the line between their ends, importance metrics, deletion against retention."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from planted_records import analyze
 from scipy import stats as scipy_stats
 
+from semkv_bench.errors import UsageError
 from semkv_bench.records.names import describe
 from semkv_bench.stats import StatsOptions
 from semkv_bench.stats.allocations import allocated
@@ -263,18 +265,50 @@ def test_one_cluster_decides_nothing():
     assert [row["rank"] for row in report["rankings"][0]["metrics"]] == [[1, 2], [1, 2]]
 
 
+def lacking(scores, name, first):
+    """Records in which setting ``name`` lacks the examples from ``first`` on."""
+    made = frame(scores)
+    return made[~((made["setting"] == name) & (made["example_id"] >= first))]
+
+
 def test_rows_that_one_side_lacks_do_not_count():
-    """A mix that was only run on the easy half is compared on that half."""
+    """A mix that was only run on the easy half is refused, or else compared on that half."""
+    mix = "affine-L16/5@0.5:random"
     scores = {
         "full": share(40, 40),
         "affine-L16": share(40, 20),
         "affine-L5": share(40, 20),
-        "affine-L16/5@0.5:random": share(40, 20),
+        mix: share(40, 20),
     }
-    made = frame(scores)
-    made = made[~((made["setting"] == "affine-L16/5@0.5:random") & (made["example_id"] >= 20))]
-    (entry,) = analyze(made, OPTIONS)["interpolation"]
+    made = lacking(scores, mix, 20)
+    with pytest.raises(
+        UsageError, match=rf"of the 40 rows of full, setting {mix} lacks 20 .*stats.unpaired=drop"
+    ):
+        analyze(made, OPTIONS)
+    (entry,) = analyze(made, replace(OPTIONS, unpaired="drop"))["interpolation"]
     assert entry["n_clusters"] == 20 and entry["diff"] == 0 and entry["score"] == entry["line"] == 1
+
+
+@pytest.mark.parametrize(("right", "verdict"), [(120, "on the line"), (200, "not decided")])
+def test_no_comparison_is_decided_by_rows_left_out(right, verdict):
+    """A mix without the last 80 of 200 examples: equal where the ends failed them too, else it may have lost them."""
+    mix = "affine-L16/5@0.5:random"
+    scores = {"full": share(200, 200), **dict.fromkeys(["affine-L16", "affine-L5", mix], share(200, right))}
+    (entry,) = analyze(lacking(scores, mix, 120), replace(OPTIONS, unpaired="drop"))["interpolation"]
+    assert entry["n_clusters"] == 120 and entry["diff"] == 0 and entry["verdict"] == verdict
+
+
+def test_a_metric_is_not_better_by_rows_left_out():
+    """One that leaves out all that it fails seems better than another that fails less."""
+    first, second = "affine-L16/5@0.5:key_norm", "affine-L16/5@0.5:random"
+    scores = {"full": share(200, 200), first: share(200, 120), second: np.tile([1.0, 1.0, 0.0], 67)[:200]}
+    whole, drop = replace(OPTIONS, unpaired="drop"), lacking(scores, first, 120)
+    (known,) = analyze(frame(scores), whole)["rankings"]
+    (left_out,) = analyze(drop, whole)["rankings"]
+    (pair,) = left_out["pairs"]
+    assert abs(pair["diff"]) > 0.3 and pair["p"] == 1
+    assert [row["letters"] for row in left_out["metrics"]] == ["a", "a"]
+    assert known["metrics"][0]["metric"] == "random" and left_out["metrics"][0]["metric"] == "key_norm"
 
 
 def replicates(rng, n, count, first, second):
