@@ -27,6 +27,7 @@ from yaml import YAMLError
 
 from semkv_bench.config.choices import check_choices, conf_dir, did_you_mean, search_path
 from semkv_bench.config.keys import known_keys
+from semkv_bench.config.methods import check_methods, method_nodes, without_options
 from semkv_bench.config.own import import_own
 from semkv_bench.config.shard import Shard
 from semkv_bench.errors import SemkvError, UsageError
@@ -65,8 +66,10 @@ class _Stats:
 @dataclass
 class _Sweep:
     model: dict[str, Any] = MISSING
-    quantizer: dict[str, Any] = MISSING
+    quantizer: dict[str, Any] | None = MISSING
     value_quantizer: dict[str, Any] | None = None
+    methods: Any = None
+    method: dict[str, Any] | None = None
     grid: _Grid = field(default_factory=_Grid)
     allocation: dict[str, Any] = MISSING
     protocol: dict[str, Any] = MISSING
@@ -149,7 +152,10 @@ def compose_config(name: str, overrides: Sequence[str] = ()) -> DictConfig:
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-            return check_config(name, compose(name, overrides=[*overrides, *search_path()]))
+            composed = compose(name, overrides=[*without_options(overrides), *search_path()])
+            if nodes := method_nodes(composed, overrides):
+                composed = compose(name, overrides=[*nodes, *overrides, *search_path()])
+            return check_config(name, composed)
     except (HydraException, OmegaConfBaseException, ValueError, YAMLError) as error:
         raise UsageError(_problem(error, name, overrides)) from error
 
@@ -171,6 +177,7 @@ def check_config(name: str, composed: DictConfig) -> DictConfig:
                 raise UsageError(f"{name} judges whole sweeps; leave shard out")
             if typed.fresh:
                 raise UsageError("fresh=true would give every shard a folder; name a new one by out=DIR")
+        check_methods(name, typed)
         _check_prompts(typed)
         if typed.get("fresh") and typed.out is not None and name != "regress":
             raise UsageError(

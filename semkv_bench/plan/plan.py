@@ -90,6 +90,10 @@ def make_plan(config: DictConfig, exclude: Collection[tuple[str, str]] = ()) -> 
     """
     shard = None if config.get("shard") is None else Shard.parse(config.shard)
     engine = build(config.engine, "engine")
+    if config.get("methods") and not engine.simulates:
+        raise UsageError(
+            f"methods=[...] are simulated, and engine={engine.name} stores caches as it does itself; leave methods out"
+        )
     settings = tuple(engine.settings(partial(planned_settings, config)))
     stats = stats_options(config)
     protocol = engine.protocol(build(config.protocol, "protocol"))
@@ -126,6 +130,7 @@ def make_plan(config: DictConfig, exclude: Collection[tuple[str, str]] = ()) -> 
         **engine.weights(source),
         "quantizer": _decided(config, "quantizer") if engine.simulates else None,
         "value_quantizer": _decided(config, "value_quantizer") if engine.simulates else None,
+        **({"methods": _decided(config, "method")} if config.get("methods") else {}),
         "protocol": protocol.name,
         **({"protocol_config": _decided(config, "protocol")} if protocol.variant else {}),
         "layers": {"total": shape.layers, "quantized": len(shape.quantized_layers)},

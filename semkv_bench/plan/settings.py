@@ -9,19 +9,27 @@ from semkv_bench.errors import UsageError
 from semkv_bench.quantizers import Method, Quantizer
 from semkv_bench.settings.setting import FULL, Setting, uniform_settings
 
-__all__ = ["planned_settings", "quantizers"]
+__all__ = ["method_pairs", "planned_settings", "quantizers"]
 
 
 def quantizers(config: DictConfig) -> tuple[Quantizer, Quantizer]:
     """Quantizers of the keys and of the values."""
-    chosen = _quantizer(config, "quantizer")
+    chosen = _quantizer(config.quantizer, "quantizer")
     if config.value_quantizer is None:
         return chosen.of_side("keys"), chosen.for_values()
-    return chosen.of_side("keys"), _quantizer(config, "value_quantizer").of_side("values")
+    return chosen.of_side("keys"), _quantizer(config.value_quantizer, "value_quantizer").of_side("values")
 
 
-def _quantizer(config: DictConfig, group: str) -> Quantizer | Method:
-    made = build(config[group], group)
+def method_pairs(config: DictConfig) -> list[tuple[Quantizer, Quantizer]]:
+    """Quantizers of the keys and of the values, of every method that is compared."""
+    if config.get("method") is None:
+        return [quantizers(config)]
+    made = [_quantizer(node, f"method.{name}") for name, node in config.method.items()]
+    return [(each.of_side("keys"), each.for_values()) for each in made]
+
+
+def _quantizer(node: DictConfig, group: str) -> Quantizer | Method:
+    made = build(node, group)
     if not isinstance(made, Quantizer | Method):
         raise UsageError(
             f"{group}: its file must say `_target_: module.Class` of a Quantizer; it makes a {type(made).__name__}"
@@ -30,12 +38,16 @@ def _quantizer(config: DictConfig, group: str) -> Quantizer | Method:
 
 
 def planned_settings(config: DictConfig) -> tuple[Setting, ...]:
-    """``full``, the uniform grid and what the allocation adds, with distinct names."""
-    keys, values = quantizers(config)
-    grid = uniform_settings(
-        keys, values, *(_plain(config.grid[k]) for k in ("levels", "key_levels", "value_levels"))
-    )
-    settings = (FULL, *grid, *build(config.allocation, "allocation").settings(keys, values))
+    """``full``, the uniform grid of every method and what the allocation adds, with distinct names."""
+    pairs = method_pairs(config)
+    points = [_plain(config.grid[name]) for name in ("levels", "key_levels", "value_levels")]
+    grids = [setting for pair in pairs for setting in uniform_settings(*pair, *points)]
+    allocation = build(config.allocation, "allocation")
+    allocated: list[Setting] = []
+    for pair in pairs:
+        # Deletion is the same whatever the method.
+        allocated += [setting for setting in allocation.settings(*pair) if setting not in allocated]
+    settings = (FULL, *grids, *allocated)
     names = [setting.name for setting in settings]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise UsageError(f"the sweep holds {', '.join(repeated)} more than once")

@@ -17,7 +17,8 @@ from rich.console import Console
 
 from semkv_bench.config.choices import conf_dir, search_path
 from semkv_bench.config.compose import check_config, check_sweeps, to_yaml, without, wrong_configuration
-from semkv_bench.errors import SemkvError
+from semkv_bench.config.methods import method_nodes
+from semkv_bench.errors import SemkvError, UsageError
 from semkv_bench.files import check_writable
 from semkv_bench.plan.plan import make_plan
 from semkv_bench.records.runs import RUNS
@@ -41,7 +42,9 @@ def multirun(overrides: Sequence[str], console: Console) -> int:
         SemkvError: a worker was lost.
     """
     launcher = launcher_of(overrides)
-    jobs = check_sweeps("sweep", [o for o in overrides if not o.lstrip("+~").startswith("hydra")])
+    own_overrides = [o for o in overrides if not o.lstrip("+~").startswith("hydra")]
+    jobs = check_sweeps("sweep", own_overrides)
+    nodes = _method_nodes(jobs, own_overrides)
     with console.status(f"checking the plans of {len(jobs)} jobs"):
         _check_plans(jobs)
     failed: list[tuple[str, Exception]] = []
@@ -51,7 +54,7 @@ def multirun(overrides: Sequence[str], console: Console) -> int:
     os.environ["HYDRA_FULL_ERROR"] = "1"
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     own = sys.argv
-    sys.argv = [own[0], "--multirun", *_defaults(launcher, overrides, len(jobs)), *overrides, *search_path()]
+    sys.argv = [own[0], "--multirun", *_defaults(launcher, overrides, len(jobs)), *nodes, *overrides, *search_path()]
     try:
         launch()
     except SemkvError:
@@ -70,6 +73,17 @@ def multirun(overrides: Sequence[str], console: Console) -> int:
         sys.argv = own
     _tell_failed(failed)
     return 0
+
+
+def _method_nodes(jobs: Sequence[DictConfig], overrides: Sequence[str]) -> list[str]:
+    """The overrides by which Hydra composes the methods of every job, which must be the same ones."""
+    lists = {tuple(job.methods or ()) for job in jobs}
+    if len(lists) > 1:
+        raise UsageError(
+            "-m runs sweeps of one list of methods; start a sweep for each list, or take one list for all"
+        )
+    options = [override for override in overrides if override.lstrip("+~").startswith("method.")]
+    return method_nodes(jobs[0], options)
 
 
 def _check_plans(configs: Sequence[DictConfig]) -> None:
