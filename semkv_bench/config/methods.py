@@ -44,7 +44,9 @@ def method_nodes(config: DictConfig, overrides: Sequence[str]) -> list[str]:
             )
     for key in options:
         if (name := key.split(".")[1]) not in names:
-            raise UsageError(f"{key}: {name} is not in methods=[{','.join(names)}]{did_you_mean(name, names)}")
+            raise UsageError(
+                f"{key}: {name} is not in methods=[{','.join(names)}]{did_you_mean(name, names)}"
+            )
     return [f"+{_GROUP}@{_PLACE}.{name}={name}" for name in names]
 
 

@@ -54,7 +54,14 @@ def multirun(overrides: Sequence[str], console: Console) -> int:
     os.environ["HYDRA_FULL_ERROR"] = "1"
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     own = sys.argv
-    sys.argv = [own[0], "--multirun", *_defaults(launcher, overrides, len(jobs)), *nodes, *overrides, *search_path()]
+    sys.argv = [
+        own[0],
+        "--multirun",
+        *_defaults(launcher, overrides, len(jobs)),
+        *nodes,
+        *overrides,
+        *search_path(),
+    ]
     try:
         launch()
     except SemkvError:

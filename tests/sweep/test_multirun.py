@@ -178,3 +178,15 @@ def _kill_writers(run: Path, wanted: int, ended: Event) -> None:
                         process.kill()
                         killed.add(process.pid)
         time.sleep(0.001)
+
+
+def test_multirun_takes_one_list_of_methods(sweep, tmp_path):
+    assert main([*sweep, "-m", "methods=[affine,turboquant]", "per_task=1,2"]) == 0
+    runs = [read_run(run)[0] for run in (tmp_path / "results/runs").iterdir()]
+    assert sorted(map(len, runs)) == [5, 10]
+    assert set(runs[0]["quantizer"].dropna()) == {"affine", "turboquant"}
+
+
+def test_lists_of_methods_are_no_choices_of_a_multirun(sweep):
+    with pytest.raises(UsageError, match="one list of methods"):
+        multirun.multirun([*sweep[1:], "methods=[affine],[turboquant]"], None)
