@@ -8,7 +8,7 @@ from semkv_bench.errors import UsageError
 
 __all__ = ["as_overrides"]
 
-_PATHS = ("baseline", "dir", "out", "path", "prompts_path", "records", "records_model", "run")
+_VERBATIM = ("command", "baseline", "dir", "out", "path", "prompts_path", "records", "records_model", "run")
 
 
 def as_overrides(
@@ -54,10 +54,10 @@ def _model(argument: str, several: bool) -> list[str]:
 
 
 def _path_as_given(argument: str, several: bool) -> str:
-    """A path in Hydra's quotes, so that spaces, brackets and accents in it need none from the user."""
+    """A path or a command in Hydra's quotes, so that spaces, brackets and accents in it need none from the user."""
     key, equals, value = argument.partition("=")
     plain = value not in ("", "null", "???") and not value.startswith(("'", '"')) and not set(value) & {"\\"}
-    if key.lstrip("+").rpartition(".")[2] not in _PATHS or not plain or "${" in value:
+    if key.lstrip("+").rpartition(".")[2] not in _VERBATIM or not plain or "${" in value:
         return argument
     if several and "," in value:
         return argument

@@ -4,7 +4,7 @@ import itertools
 import json
 import re
 import tomllib
-from functools import cache
+from functools import cache, partial
 
 import pytest
 from guides import PAGES, ROOT, blocks, commands, shown_files, write_files
@@ -13,20 +13,23 @@ from hydra.core.global_hydra import GlobalHydra
 
 from semkv_bench.cli import main
 from semkv_bench.config.choices import choices, conf_dir, search_path
-from semkv_bench.config.compose import check_sweeps, compose_config
+from semkv_bench.config.compose import build, check_sweeps, compose_config
 from semkv_bench.config.own import joined
 from semkv_bench.errors import MissingError
+from semkv_bench.importers import FORMATS, split_arguments
 from semkv_bench.models import load as models
 from semkv_bench.plan.plan import stats_options
 from semkv_bench.plan.settings import planned_settings
 from semkv_bench.sweep.launchers import LAUNCHER_PACKAGES, launcher_of
 
-CONFIGS = {"cliff-report": "cliff_report", "plan": "sweep"}
+CONFIGS = {"cliff-report": "cliff_report", "plan": "sweep", "export": "sweep", "score": "sweep"}
 RUNS_SWEEPS = ("sweep", "plan", "recipe", "regress")
 # A random model has no cliff to be found, which a recipe reports with exit code 1.
 EXPECTED = {"recipe": (1, "no cliff|insensitive|cliff")}
 # Not run: what it would take, and who runs it instead. Their overrides are composed all the same.
 NOT_RUN = {
+    "export": "tests/sweep/test_exchange.py writes prompts and scores answers",
+    "score": "tests/sweep/test_exchange.py writes prompts and scores answers",
     "regress": "minutes against a committed baseline; tests/regress/test_regress.py runs it on a small model",
     "doctor": "examines the machine that it runs on; tests/doctor/test_doctor.py runs it",
 }
@@ -200,6 +203,11 @@ def test_as_it_is_written(page, command, here):
     name, overrides, options, folders = _split(command)
     if name in ("models", "doctor") or not overrides or set(options) & {"-h", "--help"}:
         return
+    if name == "score":
+        overrides = [o for o in overrides if "=" in o]
+    if any(o.startswith("import=") for o in overrides):
+        kind, logs, _, overrides = split_arguments(overrides, ("stats", "out"))
+        assert kind in FORMATS and logs[0].name == "full"
     overrides = [
         f"records_{o}" if name == "cliff-report" and o.startswith("model=") else o for o in overrides
     ]
@@ -212,9 +220,21 @@ def test_as_it_is_written(page, command, here):
         else:
             configs = [compose_config(CONFIGS.get(name, name), overrides)]
         for config in configs:
-            assert stats_options(config) if name == "cliff-report" else planned_settings(config)
+            assert stats_options(config) if name == "cliff-report" else _settings(config)
         if launching:
             _check_launcher(launching)
+
+
+def _settings(config):
+    """What is compared; of an engine that simulates nothing, its own."""
+    if "engine" not in config:
+        return planned_settings(config)
+    return build(config.engine, "engine").settings(partial(planned_settings, config))
+
+
+def _served(command: list[str]) -> bool:
+    """Is it a server that answers? tests/engine/served runs llama.cpp, and a server that lies."""
+    return (_value(command, "engine") or "transformers") != "transformers" or bool(_value(command, "import"))
 
 
 def _check_launcher(overrides: list[str]) -> None:
@@ -240,7 +260,7 @@ def _cases() -> list:
             # tests/sweep/test_experiments.py runs every experiment.
             continue
         cheap = tuple(sorted(o for o in _cheap(command, "M", "R") if not o.startswith("out=")))
-        if command[0] not in NOT_RUN and cheap not in seen:
+        if command[0] not in NOT_RUN and not _served(command) and cheap not in seen:
             seen.add(cheap)
             cases.append(pytest.param(page, command, id=_named(command)))
     return cases
