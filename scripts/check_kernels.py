@@ -42,7 +42,13 @@ TARGETS = {
 }
 HEAD_DIMS = (64, 80, 96, 128, 256)
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-MIXES = {"uniform": (5,), "two-level": (5, 6), "wide": (4, 11), "all": tuple(range(2, 17))}
+MIXES = {
+    "uniform": (5,),
+    "two-level": (5, 6),
+    "wide": (4, 11),
+    "all": tuple(range(2, 17)),
+    "two limbs": (5, 242),
+}
 CPU = torch.device("cpu")
 
 
@@ -181,7 +187,8 @@ def _vectors(layout: PackedLayout, kind: str) -> PackedVectors:
     groups = layout.head_dim // 16 if kind == "grouped" else 1
     scale = torch.zeros(layout.heads, layout.tokens, groups, dtype=torch.float16)
     if kind == "codebook":
-        return PackedVectors(layout, _words(layout), scale, tables=codebook_tables(layout.head_dim, 16, CPU))
+        tables = codebook_tables(layout.head_dim, 16 if max(layout.class_levels) <= 16 else 256, CPU)
+        return PackedVectors(layout, _words(layout), scale, tables=tables)
     return PackedVectors(layout, _words(layout), scale, zero=scale)
 
 

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from semkv_bench.kernels.attention_reference import merge_attention
-from semkv_bench.kernels.packed import PackedVectors, class_table, is_wide, plan_tables
+from semkv_bench.kernels.packed import PackedVectors, arithmetic, class_table, plan_tables
 from semkv_bench.kernels.packed_rows import dequantize, load_codes, locate
 from semkv_bench.kernels.packing_triton import tile_tokens
 
@@ -56,7 +56,7 @@ def attention_kernel(
     VALUE_AFFINE: tl.constexpr,
     KEY_GROUPS: tl.constexpr,
     VALUE_GROUPS: tl.constexpr,
-    WIDE: tl.constexpr,
+    ARITHMETIC: tl.constexpr,
     SHARED: tl.constexpr,  # keys and values have one layout
     HEAD_DIM: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -94,7 +94,7 @@ def attention_kernel(
             )  # fmt: skip
             base += head * head_bits
             code = load_codes(
-                key_here, powers, levels, digits, bits, rank, base, column, mask, HEAD_DIM, WIDE
+                key_here, powers, levels, digits, bits, rank, base, column, mask, HEAD_DIM, ARITHMETIC
             )  # fmt: skip
             keys = dequantize(
                 code, levels, row, row_mask, column, mask, key_scale, key_offset, key_top,
@@ -118,7 +118,7 @@ def attention_kernel(
                 )  # fmt: skip
                 base += head * head_bits
             code = load_codes(
-                value_here, powers, levels, digits, bits, rank, base, column, mask, HEAD_DIM, WIDE
+                value_here, powers, levels, digits, bits, rank, base, column, mask, HEAD_DIM, ARITHMETIC
             )  # fmt: skip
             values = dequantize(
                 code, levels, row, row_mask, column, mask, value_scale, value_offset, value_top,
@@ -167,7 +167,7 @@ def packed_attention(
         VALUE_AFFINE=values.is_affine,
         KEY_GROUPS=keys.groups,
         VALUE_GROUPS=values.groups,
-        WIDE=is_wide(layout.class_levels + values.layout.class_levels),
+        ARITHMETIC=arithmetic(layout.class_levels + values.layout.class_levels),
         SHARED=layout is values.layout,
         HEAD_DIM=layout.head_dim,
         WIDTH=triton.next_power_of_2(layout.head_dim),

@@ -8,7 +8,10 @@ follow each other without gaps, heads too; a block starts on a 32-bit word, lowe
 
 A group with value V (first digit most significant) is stored as the fraction ceil(V * 2**w / L**k).
 Then digit j is ((x * L**j mod 2**w) * L) >> w: reading takes two multiplications and no division.
-The fraction is exact where it matters, for L**k <= 2**w.
+The fraction is exact where it matters, for L**k <= 2**w. Groups of up to 28 bits are read in 32-bit
+arithmetic, those of up to 56 in 64-bit; a few level counts above 59 have groups of up to 103 bits, which
+are read digit by digit from two limbs, as all longer than 28 are written: x = F_0 with
+F_j = ceil((d_j * 2**w + F_(j+1)) / L), F_k = 0, since ceilings of quotients nest.
 
 Nothing else is stored but each token's class (0, 1, 2 or 4 bits, one for all heads) and where each
 block starts. All of it counts in ``total_nbytes``.
@@ -21,24 +24,26 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from semkv_bench.grid.levels import packing_plan
+from semkv_bench.grid.levels import MAX_LEVELS, packing_plan
 from semkv_bench.kernels.codebook_tables import CodebookTables
 
 __all__ = [
+    "LIMB",
     "MAX_BLOCK",
-    "MAX_PACKED_LEVELS",
     "PackedLayout",
     "PackedVectors",
+    "arithmetic",
     "class_table",
-    "is_wide",
     "plan_tables",
     "total_nbytes",
 ]
 
-MAX_PACKED_LEVELS = 16
 MAX_BLOCK = 256
+LIMB = 52  # bits of a limb, so that limb * L fits 63 bits
 _MAX_VALUES = 1 << 16  # of one head in a block, so that digits can be counted in few bits
-_NARROW = 28  # bits of a group up to which x * L fits 32 bits
+_MAX_CLASSES = 16
+# Bits of a group up to which x * L fits 32 bits; 64 bits, for the 256 levels of the largest L; two limbs.
+_ARITHMETIC = (28, 56, 2 * LIMB)
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,15 +96,17 @@ class PackedLayout:
     def build(cls, levels: Tensor, heads: int, head_dim: int, block: int = 64) -> "PackedLayout":
         """Layout for tokens of the given levels, int64 [tokens], on their device.
 
-        Raises ValueError unless levels lie in 2..16 and ``block`` is a power of two, 16..256, that
-        holds at most 65,536 values of a head.
+        Raises ValueError unless levels lie in 2..256, at most 16 different ones, and ``block`` is a power of
+        two, 16..256, that holds at most 65,536 values of a head.
         """
         if block & (block - 1) or not 16 <= block <= MAX_BLOCK or block * head_dim > _MAX_VALUES:
             raise ValueError(f"no packing of blocks of {block} tokens of {head_dim} values")
-        if levels.numel() and not (int(levels.min()) >= 2 and int(levels.max()) <= MAX_PACKED_LEVELS):
-            raise ValueError(f"packed levels must lie in 2..{MAX_PACKED_LEVELS}")
+        if levels.numel() and not (int(levels.min()) >= 2 and int(levels.max()) <= MAX_LEVELS):
+            raise ValueError(f"packed levels must lie in 2..{MAX_LEVELS}")
         distinct, classes = levels.unique(return_inverse=True)
         class_levels = tuple(distinct.tolist()) or (2,)
+        if len(class_levels) > _MAX_CLASSES:
+            raise ValueError(f"at most {_MAX_CLASSES} different level counts, not {len(class_levels)}")
         blocks = -(-len(levels) // block)
         padded = torch.full((blocks * block,), -1, dtype=torch.int64, device=levels.device)
         padded[: len(levels)] = classes
@@ -178,20 +185,29 @@ def total_nbytes(vectors: Iterable[PackedVectors]) -> int:
     return sum(packed.nbytes for packed in vectors) + sum(layout.nbytes for layout in layouts.values())
 
 
-def is_wide(class_levels: tuple[int, ...]) -> bool:
-    """Does some packing plan need 64-bit arithmetic? Only those of 11 and 15 levels do."""
-    return any(packing_plan(levels).bits > _NARROW for levels in class_levels)
+def arithmetic(class_levels: tuple[int, ...]) -> int:
+    """The bits that groups of these levels are read in: 28, 56 or 104.
+
+    >>> [arithmetic((levels,)) for levels in (5, 11, 24, 242, 255)]
+    [28, 56, 28, 104, 28]
+    """
+    longest = max(packing_plan(levels).bits for levels in class_levels)
+    return next(bits for bits in _ARITHMETIC if longest <= bits)
 
 
 @lru_cache(maxsize=8)
 def plan_tables(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Plans int32 [17, 2] (digits, bits) and powers int64 [17, 16] (L**j) by level count, on ``device``."""
-    plans = torch.ones(MAX_PACKED_LEVELS + 1, 2, dtype=torch.int32)
-    powers = torch.zeros(MAX_PACKED_LEVELS + 1, 16, dtype=torch.int64)
-    for levels in range(2, MAX_PACKED_LEVELS + 1):
+    """Plans int32 [257, 2] (digits, bits) and powers int64 [257, 16] (L**j) by level count, on ``device``.
+
+    Rows of groups that are read from limbs have no powers.
+    """
+    plans = torch.ones(MAX_LEVELS + 1, 2, dtype=torch.int32)
+    powers = torch.zeros(MAX_LEVELS + 1, 16, dtype=torch.int64)
+    for levels in range(2, MAX_LEVELS + 1):
         plan = packing_plan(levels)
         plans[levels] = torch.tensor([plan.digits, plan.bits])
-        powers[levels, : plan.digits] = torch.tensor([levels**j for j in range(plan.digits)])
+        if arithmetic((levels,)) <= 56:
+            powers[levels, : plan.digits] = torch.tensor([levels**j for j in range(plan.digits)])
     return plans.to(device), powers.to(device)
 
 

@@ -23,7 +23,7 @@ def token_classes(token_class, token, tokens, CLASS_BITS: tl.constexpr):
 def locate(
     token_class,
     class_levels,  # int32 [classes]
-    plans,  # int32 [17, 2]
+    plans,  # int32 [257, 2]
     block,  # int64, index of the block
     start,  # first of the TILE tokens within the block
     tokens,
@@ -64,7 +64,7 @@ def locate(
 @triton.jit
 def load_codes(
     words,  # int32, at the first word of the block
-    powers,  # int64 [17, 16]
+    powers,  # int64 [257, 16]
     levels,
     digits,
     bits,
@@ -73,37 +73,61 @@ def load_codes(
     column,  # int32 [WIDTH]
     mask,  # [TILE, WIDTH]
     HEAD_DIM: tl.constexpr,
-    WIDE: tl.constexpr,  # groups of more than 28 bits occur
+    ARITHMETIC: tl.constexpr,  # bits that the longest group is read in, see ``packed.arithmetic``
 ):
     """Codes int32 [TILE, WIDTH], 0 where ``mask`` is false."""
     element = rank[:, None] * HEAD_DIM + column[None, :]
-    # element // digits by multiplication: exact for element < 2**16 and digits <= 13.
+    # element // digits by multiplication: exact for element < 2**16 and digits <= 15.
     reciprocal = ((1 << 20) + digits - 1) // digits
     group = ((element.to(tl.int64) * reciprocal[:, None].to(tl.int64)) >> 20).to(tl.int32)
     digit = element - group * digits[:, None]
     position = base[:, None] + group * bits[:, None]
+    if ARITHMETIC > 56:
+        low_bits = tl.minimum(bits, 52)[:, None]
+        high_bits = bits[:, None] - low_bits
+        low = load_bits(words, position, low_bits, mask, True)
+        high = load_bits(words, position + 52, high_bits, mask & (high_bits > 0), True)
+        count = levels[:, None].to(tl.uint64)
+        code = tl.zeros(position.shape, dtype=tl.uint64)
+        for place in range(0, tl.max(digits, axis=0)):
+            low_product = low * count
+            high_product = high * count + (low_product >> low_bits.to(tl.uint64))
+            low = low_product & ones(low_bits)
+            high = high_product & ones(high_bits)
+            code = tl.where(digit == place, high_product >> high_bits.to(tl.uint64), code)
+    else:
+        fraction = load_bits(words, position, bits[:, None], mask, ARITHMETIC > 28)
+        power = tl.load(powers + levels[:, None] * 16 + digit, mask=mask, other=0)
+        if ARITHMETIC > 28:
+            scaled = (fraction * power.to(tl.uint64)) & ones(bits[:, None])
+            code = (scaled * levels[:, None].to(tl.uint64)) >> bits[:, None].to(tl.uint64)
+        else:
+            keep = (tl.full([1, 1], 1, dtype=tl.uint32) << bits[:, None].to(tl.uint32)) - 1
+            narrow = (fraction.to(tl.uint32) * power.to(tl.uint32)) & keep
+            code = (narrow * levels[:, None].to(tl.uint32)) >> bits[:, None].to(tl.uint32)
+    return code.to(tl.int32)
+
+
+@triton.jit
+def ones(bits):
+    """The lowest ``bits`` bits, uint64, for bits < 64."""
+    return (tl.full([1, 1], 1, dtype=tl.uint64) << bits.to(tl.uint64)) - 1
+
+
+@triton.jit
+def load_bits(words, position, bits, mask, LONG: tl.constexpr):
+    """The ``bits`` bits from bit ``position`` of int32 words, uint64; LONG: more than 33 of them may be asked for."""
     word = position >> 5
     shift = position & 31
-    end = shift + bits[:, None]
+    end = shift + bits
     low = tl.load(words + word, mask=mask, other=0).to(tl.uint32, bitcast=True).to(tl.uint64)
-    high = (
-        tl.load(words + word + 1, mask=mask & (end > 32), other=0).to(tl.uint32, bitcast=True).to(tl.uint64)
-    )
-    fraction = (low | (high << 32)) >> shift.to(tl.uint64)
-    if WIDE:
+    high = tl.load(words + word + 1, mask=mask & (end > 32), other=0).to(tl.uint32, bitcast=True)
+    found = (low | (high.to(tl.uint64) << 32)) >> shift.to(tl.uint64)
+    if LONG:
         last = tl.load(words + word + 2, mask=mask & (end > 64), other=0).to(tl.uint32, bitcast=True)
         # In two steps, for a shift of 64 is not defined.
-        fraction |= (last.to(tl.uint64) << 1) << (63 - shift).to(tl.uint64)
-    power = tl.load(powers + levels[:, None] * 16 + digit, mask=mask, other=0)
-    if WIDE:
-        keep = (tl.full([1, 1], 1, dtype=tl.uint64) << bits[:, None].to(tl.uint64)) - 1
-        scaled = ((fraction & keep) * power.to(tl.uint64)) & keep
-        code = (scaled * levels[:, None].to(tl.uint64)) >> bits[:, None].to(tl.uint64)
-    else:
-        narrow_keep = (tl.full([1, 1], 1, dtype=tl.uint32) << bits[:, None].to(tl.uint32)) - 1
-        narrow = ((fraction.to(tl.uint32) & narrow_keep) * power.to(tl.uint32)) & narrow_keep
-        code = (narrow * levels[:, None].to(tl.uint32)) >> bits[:, None].to(tl.uint32)
-    return code.to(tl.int32)
+        found |= (last.to(tl.uint64) << 1) << (63 - shift).to(tl.uint64)
+    return found & ones(bits)
 
 
 @triton.jit

@@ -13,11 +13,9 @@ from semkv_bench.grid.levels import PackingPlan, packing_plan
 from semkv_bench.kernels.affine_reference import affine_dequantize
 from semkv_bench.kernels.codebook_reference import codebook_dequantize
 from semkv_bench.kernels.numerics import finite_cast
-from semkv_bench.kernels.packed import PackedLayout, PackedVectors
+from semkv_bench.kernels.packed import LIMB, PackedLayout, PackedVectors
 
 __all__ = ["pack", "unpack", "unpack_dequantize"]
-
-_STEP = 17  # a remainder below 2**45 shifted by this much stays a positive int64
 
 
 def pack(codes: Tensor, layout: PackedLayout) -> Tensor:
@@ -76,31 +74,50 @@ def _bits_of(codes: Tensor, plan: PackingPlan) -> Tensor:
     digits = codes.flatten(1).long()
     missing = -digits.shape[1] % plan.digits
     digits = torch.nn.functional.pad(digits, (0, missing)).unflatten(1, (-1, plan.digits))
-    value = torch.zeros_like(digits[..., 0])
-    for digit in digits.unbind(-1):
-        value = value * plan.levels + digit
-    fraction = _fraction(value, plan)
-    return ((fraction[..., None] >> torch.arange(plan.bits, device=codes.device)) & 1).flatten(1)
+    bits = [
+        (limb[..., None] >> torch.arange(size, device=codes.device)) & 1
+        for limb, size in zip(_fraction(digits, plan), _limb_sizes(plan), strict=True)
+    ]
+    return torch.cat(bits, dim=-1).flatten(1)
 
 
-def _fraction(value: Tensor, plan: PackingPlan) -> Tensor:
-    """ceil(value * 2**bits / levels**digits), by long division that stays within 63 bits."""
-    whole = plan.levels**plan.digits
-    quotient, remainder, left = torch.zeros_like(value), value, plan.bits
-    while left:
-        step = min(left, _STEP)
-        shifted = remainder << step
-        quotient, remainder = (quotient << step) + shifted // whole, shifted % whole
-        left -= step
-    return quotient + (remainder > 0)
+def _limb_sizes(plan: PackingPlan) -> list[int]:
+    """Bits of each limb of a group, the lowest first."""
+    return [min(LIMB, plan.bits - first) for first in range(0, plan.bits, LIMB)]
+
+
+def _fraction(digits: Tensor, plan: PackingPlan) -> list[Tensor]:
+    """ceil(V * 2**bits / levels**digits) of groups V [..., digits], as limbs [...], the lowest first."""
+    sizes = _limb_sizes(plan)
+    limbs = [torch.zeros_like(digits[..., 0]) for _ in sizes]
+    inexact = torch.zeros_like(limbs[0], dtype=torch.bool)
+    for rest in reversed(digits.unbind(-1)):
+        for place in reversed(range(len(sizes))):
+            dividend = (rest << sizes[place]) | limbs[place]
+            limbs[place], rest = dividend // plan.levels, dividend % plan.levels
+        inexact |= rest > 0
+    carry = inexact.long()
+    for place, size in enumerate(sizes):
+        limbs[place] += carry
+        carry = limbs[place] >> size
+        limbs[place] &= (1 << size) - 1
+    return limbs
 
 
 def _digits_of(stream: Tensor, plan: PackingPlan) -> Tensor:
     """Digits [heads, groups * digits] of a bit stream [heads, groups * bits]."""
-    place = torch.arange(plan.bits, device=stream.device)
-    fraction = (stream.unflatten(1, (-1, plan.bits)).long() << place).sum(-1)
-    mask = (1 << plan.bits) - 1
-    digits = [((fraction * plan.levels**j & mask) * plan.levels) >> plan.bits for j in range(plan.digits)]
+    sizes = _limb_sizes(plan)
+    limbs = [
+        (part.long() << torch.arange(size, device=stream.device)).sum(-1)
+        for part, size in zip(stream.unflatten(1, (-1, plan.bits)).split(sizes, dim=-1), sizes, strict=True)
+    ]
+    digits = []
+    for _ in range(plan.digits):
+        carry = torch.zeros_like(limbs[0])
+        for place, size in enumerate(sizes):
+            product = limbs[place] * plan.levels + carry
+            limbs[place], carry = product & ((1 << size) - 1), product >> size
+        digits.append(carry)
     return torch.stack(digits, dim=-1).flatten(1)
 
 

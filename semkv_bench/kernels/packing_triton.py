@@ -12,7 +12,7 @@ from torch import Tensor
 
 from semkv_bench.grid.levels import packing_plan
 from semkv_bench.kernels.launch import finite_cast, interpreted, unit_stride
-from semkv_bench.kernels.packed import PackedLayout, PackedVectors, class_table, is_wide, plan_tables
+from semkv_bench.kernels.packed import PackedLayout, PackedVectors, arithmetic, class_table, plan_tables
 from semkv_bench.kernels.packed_rows import dequantize, load_codes, locate
 
 __all__ = ["pack", "unpack", "unpack_dequantize"]
@@ -37,7 +37,7 @@ def pack_kernel(
     BLOCK: tl.constexpr,
     WORDS: tl.constexpr,
     DIGITS: tl.constexpr,  # most digits in a group
-    DIVISIONS: tl.constexpr,  # steps of the long division: 3 for the widest groups, else 1
+    ARITHMETIC: tl.constexpr,  # bits of the longest group, see ``packed.arithmetic``
 ):
     block = tl.program_id(1).to(tl.int64)
     first_word = tl.load(block_start + block)
@@ -84,28 +84,44 @@ def pack_kernel(
         group = (within - base) // bits
         skipped = (within - base) - group * bits
         value = tl.zeros([WORDS], dtype=tl.int64)
-        for digit in range(0, DIGITS):
+        low = tl.zeros([WORDS], dtype=tl.int64)
+        high = tl.zeros([WORDS], dtype=tl.int64)
+        inexact = tl.zeros([WORDS], dtype=tl.int1)
+        low_bits = tl.minimum(bits, 52).to(tl.int64)
+        high_bits = bits.to(tl.int64) - low_bits
+        for place_from_end in range(0, DIGITS):
+            # Short groups are summed up from the first digit and divided once, long ones from the last.
+            digit = place_from_end if ARITHMETIC == 28 else DIGITS - 1 - place_from_end
             element = group * digits + digit
             there = inside & (digit < digits) & (element < values)
             place = block * BLOCK + first_token + element // HEAD_DIM
             token = tl.load(order + place, mask=there, other=0)
             at = head.to(tl.int64) * codes_head + token * codes_token + element % HEAD_DIM
             code = tl.load(codes + at, mask=there, other=0).to(tl.int64)
-            value = tl.where(digit < digits, value * levels + code, value)
+            if ARITHMETIC == 28:
+                value = tl.where(digit < digits, value * levels + code, value)
+            else:
+                dividend = (code << high_bits) | high
+                rest = dividend % levels
+                high = tl.where(digit < digits, dividend // levels, high)
+                dividend = (rest << low_bits) | low
+                low = tl.where(digit < digits, dividend // levels, low)
+                inexact |= dividend % levels > 0
 
-        whole = tl.load(powers + levels * 16 + digits - 1) * levels
-        quotient = tl.zeros([WORDS], dtype=tl.int64)
-        remainder = value
-        left = bits
-        for _division in range(0, DIVISIONS):
-            step = tl.minimum(left, 17 if DIVISIONS > 1 else 28).to(tl.int64)
-            shifted = remainder << step
-            quotient = (quotient << step) + shifted // whole
-            remainder = shifted % whole
-            left -= step.to(tl.int32)
-        fraction = quotient + (remainder > 0).to(tl.int64)
-
-        part = (fraction >> skipped.to(tl.int64)) & 0xFFFFFFFF
+        if ARITHMETIC == 28:
+            whole = tl.load(powers + levels * 16 + digits - 1) * levels
+            shifted = value << bits.to(tl.int64)
+            part = shifted // whole + (shifted % whole > 0).to(tl.int64)
+            part >>= skipped.to(tl.int64)
+        else:
+            low += inexact.to(tl.int64)
+            high += low >> low_bits
+            low &= (1 << low_bits) - 1
+            # Bits from ``skipped`` on, of which the lowest 32 count.
+            beyond = tl.maximum(skipped - 52, 0).to(tl.int64)
+            part = low >> tl.minimum(skipped, 52).to(tl.int64)
+            part |= (high >> beyond) << tl.maximum(52 - skipped, 0).to(tl.int64)
+        part &= 0xFFFFFFFF
         collected |= tl.where(inside, part << (position - word * 32).to(tl.int64), 0)
         position += bits - skipped
     packed = (collected & 0xFFFFFFFF).to(tl.uint32).to(tl.int32, bitcast=True)
@@ -132,7 +148,7 @@ def unpack_kernel(
     GROUPS: tl.constexpr,
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,
-    WIDE: tl.constexpr,
+    ARITHMETIC: tl.constexpr,
     CODES: tl.constexpr,  # write codes, or else values
     AFFINE: tl.constexpr,
 ):
@@ -149,7 +165,7 @@ def unpack_kernel(
     mask = row_mask[:, None] & (column < HEAD_DIM)[None, :]
     here = words + tl.load(block_start + block)
     base += head * head_bits
-    code = load_codes(here, powers, levels, digits, bits, rank, base, column, mask, HEAD_DIM, WIDE)
+    code = load_codes(here, powers, levels, digits, bits, rank, base, column, mask, HEAD_DIM, ARITHMETIC)
     row = head.to(tl.int64) * tokens + token
     at = row[:, None] * HEAD_DIM + column[None, :]
     if CODES:
@@ -189,7 +205,7 @@ def pack(codes: Tensor, layout: PackedLayout) -> Tensor:
         BLOCK=layout.block,
         WORDS=per_program,
         DIGITS=max(plan.digits for plan in plans),
-        DIVISIONS=3 if is_wide(layout.class_levels) else 1,
+        ARITHMETIC=arithmetic(layout.class_levels),
     )
     return words
 
@@ -233,7 +249,7 @@ def _launch_unpack(words: Tensor, layout: PackedLayout, out: Tensor, packed: Pac
         GROUPS=1 if packed is None else packed.groups,
         BLOCK=layout.block,
         TILE=tile,
-        WIDE=is_wide(layout.class_levels),
+        ARITHMETIC=arithmetic(layout.class_levels),
         CODES=packed is None,
         AFFINE=packed is not None and packed.is_affine,
     )

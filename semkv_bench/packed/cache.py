@@ -22,7 +22,7 @@ from semkv_bench.packed.layer import PackedLayer, Plan
 from semkv_bench.packed.ranking import Layouts, Ranking
 from semkv_bench.packed.refeed import feed_last_again, stop
 from semkv_bench.protocols.rule import Blocks
-from semkv_bench.settings.setting import Coded, Setting
+from semkv_bench.settings.setting import Setting
 
 __all__ = ["CacheBytes", "SemKVCache"]
 
@@ -310,10 +310,5 @@ def _check(setting: Setting, config: PreTrainedConfig, attention: str, prompt_to
     if not sides:
         raise UsageError(f"setting {setting.name} codes nothing; use transformers' DynamicCache")
     for side in sides:
-        check_packable(side.quantizer, _top(side))
+        check_packable(side.quantizer)
     setting.check_in(ModelShape.of(config).cache)
-
-
-def _top(side: Coded) -> int:
-    allocation = side.allocation
-    return allocation.high if allocation.metric is not None else allocation.count

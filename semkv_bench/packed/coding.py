@@ -10,17 +10,18 @@ from semkv_bench import kernels
 from semkv_bench.errors import UsageError
 from semkv_bench.kernels import PackedLayout, PackedVectors
 from semkv_bench.kernels.numerics import finite_cast
-from semkv_bench.kernels.packed import MAX_PACKED_LEVELS
 from semkv_bench.quantizers import Affine, Keep, Layers, Quantizer, TurboQuant
+from semkv_bench.settings.setting import Coded
 
 __all__ = ["PackedCoder", "append", "check_packable", "keep_first", "packed_coder", "together"]
 
 
 class PackedCoder(ABC):
-    """A quantizer's coder whose output goes to packed words."""
+    """A quantizer's coder whose output goes to packed words; ``top``: most levels that it will be asked for."""
 
-    def __init__(self, coder):
+    def __init__(self, coder, top: int):
         self.coder = coder
+        self.top = top
 
     @abstractmethod
     def encode(self, x: Tensor, levels: Tensor, layout: PackedLayout) -> PackedVectors:
@@ -59,7 +60,7 @@ class _TurboQuantCoder(PackedCoder):
     def encode(self, x, levels, layout):
         encoded = self.coder.encode(x, levels)
         words = kernels.pack(encoded.codes, layout)
-        return PackedVectors(layout, words, encoded.metadata, tables=self.coder.tables(MAX_PACKED_LEVELS))
+        return PackedVectors(layout, words, encoded.metadata, tables=self.coder.tables(self.top))
 
     def decode(self, packed, dtype):
         rotated = kernels.unpack_dequantize(packed)
@@ -75,8 +76,8 @@ class _TurboQuantCoder(PackedCoder):
 _CODERS: dict[type[Quantizer], type[PackedCoder]] = {Affine: _AffineCoder, TurboQuant: _TurboQuantCoder}
 
 
-def check_packable(quantizer: Quantizer, top: int) -> None:
-    """Raise UsageError if codes of ``quantizer`` at up to ``top`` levels cannot be packed."""
+def check_packable(quantizer: Quantizer) -> None:
+    """Raise UsageError if codes of ``quantizer`` cannot be packed."""
     if type(quantizer) not in _CODERS:
         known = ", ".join(kind.name for kind in _CODERS)
         raise UsageError(f"SemKVCache cannot pack the codes of {quantizer.name}; use one of {known}")
@@ -86,13 +87,13 @@ def check_packable(quantizer: Quantizer, top: int) -> None:
         )
     if isinstance(quantizer, TurboQuant) and quantizer.norm_correction:
         raise UsageError("SemKVCache cannot correct norms; use quantizer.norm_correction=false")
-    if top > MAX_PACKED_LEVELS:
-        raise UsageError(f"SemKVCache packs at most {MAX_PACKED_LEVELS} levels, not {top}")
 
 
-def packed_coder(quantizer: Quantizer, head_dim: int, seed: int, device: torch.device) -> PackedCoder:
-    """The packed coder of ``quantizer`` for one head size, seed and device."""
-    return _CODERS[type(quantizer)](quantizer.coder(head_dim, seed, device))
+def packed_coder(coded: Coded, head_dim: int, seed: int, device: torch.device) -> PackedCoder:
+    """The packed coder of one side for one head size, seed and device."""
+    allocation = coded.allocation
+    top = allocation.high if allocation.metric is not None else allocation.count
+    return _CODERS[type(coded.quantizer)](coded.quantizer.coder(head_dim, seed, device), top)
 
 
 def append(first: PackedVectors, second: PackedVectors, layout: PackedLayout) -> PackedVectors:

@@ -107,7 +107,7 @@ class PackedLayer(CacheLayerMixin):
             if coded is not None:
                 coded.quantizer.check(states.shape[-1])
                 seed = coder_seed(self.plan.seed, self.index, side)
-                coder = packed_coder(coded.quantizer, states.shape[-1], seed, self.device)
+                coder = packed_coder(coded, states.shape[-1], seed, self.device)
             sides.append(PackedSide(coder, states))
         self.sides = tuple(sides)
         self.padding = [0] * len(key_states)

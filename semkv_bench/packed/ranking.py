@@ -131,9 +131,9 @@ class Layouts:
         self, key: tuple, levels: Callable[[], Tensor], heads: int, head_dim: int, device: torch.device
     ) -> tuple[Tensor, PackedLayout]:
         """Levels int64 [tokens] that belong to ``key``, and their layout, both on ``device``."""
-        # Kept in one byte a token: where each layer ranks its own, all of them live until the call ends.
+        # Kept in two bytes a token: where each layer ranks its own, all of them live until the call ends.
         if key not in self._found:
-            self._found[key] = (levels().to(torch.uint8),)
+            self._found[key] = (levels().to(torch.int16),)
         local = (*key, heads, head_dim, device)
         if local not in self._found:
             found = self._found[key][0].to(device)

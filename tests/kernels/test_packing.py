@@ -9,11 +9,11 @@ from semkv_bench.grid.levels import mix, packing_plan
 from semkv_bench.kernels import PackedLayout, PackedVectors, total_nbytes
 from semkv_bench.kernels.affine_reference import affine_quantize
 from semkv_bench.kernels.codebook_reference import codebook_quantize
-from semkv_bench.kernels.packing_reference import _fraction, pack, unpack, unpack_dequantize
+from semkv_bench.kernels.packing_reference import pack, unpack, unpack_dequantize
 from semkv_bench.quantizers import Affine, TurboQuant
 from semkv_bench.quantizers.turboquant import codebook_tables
 
-ALL_LEVELS = range(2, 17)
+PRICED = (2, 3, 5, 7, 11, 16, 24, 32, 64, 100, 242, 256)
 
 
 def random_codes(layout, seed=0):
@@ -24,7 +24,9 @@ def random_codes(layout, seed=0):
 
 
 @given(
-    st.lists(st.integers(2, 16), max_size=70),
+    st.lists(st.integers(2, 256), min_size=1, max_size=16).flatmap(
+        lambda counts: st.lists(st.sampled_from(counts), max_size=70)
+    ),
     st.integers(1, 3),
     st.integers(1, 70),
     st.sampled_from([16, 32, 64, 256]),
@@ -40,14 +42,20 @@ def test_unpack_of_pack_is_the_identity(levels, heads, head_dim, block, seed):
     assert torch.equal(unpack(words, layout), codes)
 
 
-@pytest.mark.parametrize("levels", ALL_LEVELS)
-def test_largest_codes_survive_and_fit(levels):
-    layout = PackedLayout.build(torch.full((50,), levels), 2, 64)
-    codes = torch.full((2, 50, 64), levels - 1, dtype=torch.uint8)
-    assert torch.equal(unpack(pack(codes, layout), layout), codes)
-    plan = packing_plan(levels)
-    largest = torch.tensor([levels**plan.digits - 1])
-    assert 0 < int(_fraction(largest, plan)) < 2**plan.bits
+def test_groups_of_every_level_count_are_the_fractions_that_are_told():
+    """Against whole numbers of any size: random digits, and the largest ones."""
+    for levels in range(2, 257):
+        plan = packing_plan(levels)
+        layout = PackedLayout.build(torch.full((16,), levels), 1, plan.digits, block=16)
+        codes = random_codes(layout, seed=levels)
+        codes[:, 3] = levels - 1
+        words = pack(codes, layout)
+        stream = sum((word & 0xFFFFFFFF) << 32 * place for place, word in enumerate(words.tolist()))
+        for group, digits in enumerate(codes[0].tolist()):
+            value = sum(digit * levels ** (plan.digits - 1 - place) for place, digit in enumerate(digits))
+            fraction = -(-value * 2**plan.bits // levels**plan.digits)
+            assert stream >> group * plan.bits & (2**plan.bits - 1) == fraction, (levels, digits)
+        assert torch.equal(unpack(words, layout), codes), levels
 
 
 def test_worked_example():
@@ -81,7 +89,7 @@ def test_padding_bits_are_zero():
 @pytest.mark.parametrize("shape", [(3, 64), (2, 64), (8, 128), (4, 80), (1, 256)], ids=str)
 @pytest.mark.parametrize("block", [64, 128])
 @pytest.mark.parametrize("quantizer", [Affine(), Affine(32), TurboQuant()], ids=lambda q: q.name)
-@pytest.mark.parametrize("levels", [(n,) for n in (2, 3, 5, 7, 11, 16)] + [(6, 5), (4, 3), (8, 2)], ids=str)
+@pytest.mark.parametrize("levels", [(n,) for n in PRICED] + [(6, 5), (4, 3), (8, 2), (100, 24)], ids=str)
 def test_real_bytes_agree_with_the_formula(shape, block, quantizer, levels):
     heads, head_dim = shape
     if quantizer == Affine(32) and head_dim % 32:
@@ -105,7 +113,9 @@ def vectors(layout, quantizer, seed):
         group = quantizer.group_size or layout.head_dim
         _, scale, zero = affine_quantize(x, layout.levels()[None], group)
         return PackedVectors(layout, words, scale[0], zero)
-    tables = codebook_tables(layout.head_dim, 16, torch.device("cpu"))
+    tables = codebook_tables(
+        layout.head_dim, 1 << (max(layout.class_levels) - 1).bit_length(), torch.device("cpu")
+    )
     _, norm = codebook_quantize(x, layout.levels()[None], tables)
     return PackedVectors(layout, words, norm[..., None], tables=tables)
 
@@ -137,8 +147,15 @@ def test_packed_values_are_what_the_quantizer_decodes(quantizer):
 
 @pytest.mark.parametrize(
     ("levels", "head_dim", "block"),
-    [([17], 64, 64), ([1], 64, 64), ([4], 64, 48), ([4], 64, 8), ([4], 512, 256)],
+    [
+        ([257], 64, 64),
+        ([1], 64, 64),
+        (range(2, 19), 64, 64),
+        ([4], 64, 48),
+        ([4], 64, 8),
+        ([4], 512, 256),
+    ],
 )
 def test_what_cannot_be_packed_is_refused(levels, head_dim, block):
     with pytest.raises(ValueError):
-        PackedLayout.build(torch.tensor(levels), 1, head_dim, block)
+        PackedLayout.build(torch.tensor(list(levels)), 1, head_dim, block)

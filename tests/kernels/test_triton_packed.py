@@ -23,6 +23,8 @@ MIXES = {
     "wide": [11, 15],
     "five": [3, 5, 7, 9, 13],
     "all": list(range(2, 17)),
+    "above sixteen": [24, 100, 255, 256],
+    "long": [5, 92, 135, 242],  # groups of 7, 46, 50 and 103 bits
 }
 SHAPES = [(1, 1, 64, 16), (2, 131, 80, 64), (3, 65, 96, 16), (2, 128, 128, 64), (1, 300, 256, 256)]
 CASES = [(shape, "two levels") for shape in SHAPES]
@@ -43,7 +45,8 @@ def affine_vectors(layout, groups=1, seed=0):
 
 
 def codebook_vectors(layout, seed=0):
-    tables = codebook_tables(layout.head_dim, 16, layout.block_start.device)
+    top = 1 << (max(16, *layout.class_levels) - 1).bit_length()
+    tables = codebook_tables(layout.head_dim, top, layout.block_start.device)
     codes, norm = codebook_quantize(sample(layout, seed), layout.levels()[None], tables)
     words = packing_reference.pack(codes[0], layout)
     return PackedVectors(layout, words, norm[..., None], tables=tables)

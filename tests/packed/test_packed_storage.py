@@ -21,9 +21,13 @@ from packed_caches import (
     some_states,
     swept,
 )
+from transformers import DynamicCache
 
 from semkv_bench import SemKVCache
 from semkv_bench.errors import SemkvError, UsageError
+from semkv_bench.grid.cost import Stored, Tokens
+from semkv_bench.models.shape import ModelShape
+from semkv_bench.protocols.rule import coder_seed
 from semkv_bench.quantizers import Affine, NonFiniteError, TurboQuantProd, TurboQuantSplit
 from semkv_bench.settings.allocation import TwoLevel
 from semkv_bench.settings.setting import FULL, Coded, Pruned, Setting, uniform_settings
@@ -33,7 +37,7 @@ from semkv_bench.settings.setting import FULL, Coded, Pruned, Setting, uniform_s
 
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("quantizer", [AFFINE, TURBO, Affine(group_size=32)], ids=lambda q: str(q))
-@pytest.mark.parametrize("levels", [2, 3, 4, 5, 6, 7, 8, 16])
+@pytest.mark.parametrize("levels", [2, 3, 4, 5, 6, 7, 8, 16, 24, 32, 64, 100, 242, 256])
 def test_uniform_buffers_are_as_large_as_predicted(head_dim, quantizer, levels):
     (setting,) = uniform_settings(quantizer, quantizer, [levels])
     _check_size(setting, head_dim)
@@ -41,7 +45,7 @@ def test_uniform_buffers_are_as_large_as_predicted(head_dim, quantizer, levels):
 
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize(
-    ("high", "low", "fraction"), [(6, 5, 0.25), (4, 3, 0.75), (16, 2, 0.5), (7, 3, 0.125)]
+    ("high", "low", "fraction"), [(6, 5, 0.25), (4, 3, 0.75), (16, 2, 0.5), (7, 3, 0.125), (100, 24, 0.5)]
 )
 @pytest.mark.parametrize("quantizer", [AFFINE, TURBO], ids=lambda q: q.name)
 def test_mixed_buffers_are_as_large_as_predicted(head_dim, high, low, fraction, quantizer):
@@ -85,6 +89,45 @@ def test_paper_storage_figures():
         assert cache.effective_bits() == pytest.approx(bits, rel=0.005)
 
 
+@pytest.mark.parametrize("block", [64, 128])
+@pytest.mark.parametrize("quantizer", [AFFINE, TURBO, Affine(group_size=32)], ids=lambda q: str(q))
+@pytest.mark.parametrize("levels", [3, 5, 24, 32, 64, 100, 242, 256])
+def test_a_whole_cache_costs_what_it_was_said_to_cost(levels, quantizer, block):
+    """Bytes of the packed blocks and the open rest against what reports and ``storage tokens=N`` tell."""
+    config = small_config(layers=2, heads=4, head_dim=64)
+    (setting,) = uniform_settings(quantizer, quantizer, [levels])
+    cache = SemKVCache(config, setting, parts="both", block=block)
+    tokens = 4 * block
+    states = [x.bfloat16() for x in some_states(tokens + 1, heads=4)]
+    for part in (slice(0, 1), slice(1, tokens), slice(tokens, tokens + 1)):
+        append_to(cache, [x[:, :, part] for x in states])
+    held = Tokens.of([block] * 4, open=1)
+    told = setting.cost(Stored.of(ModelShape.of(config).cache, held, held))
+    layer = cache.layers[0]
+    assert (layer.coded, layer.length) == (tokens, tokens + 1)
+    one_open = 2 * 2 * 4 * 64 * 2
+    assert cache.nbytes.packed + one_open == pytest.approx(told.nbytes, rel=0.005)
+    assert told.nbytes <= cache.nbytes.packed + one_open
+
+
+@pytest.mark.parametrize("quantizer", [AFFINE, TURBO], ids=lambda q: q.name)
+@pytest.mark.parametrize("levels", [24, 100, 242, 256])
+def test_many_levels_answer_as_the_sweep_does(levels, quantizer, tiny_llama):
+    (setting,) = uniform_settings(quantizer, quantizer, [levels])
+    ids = some_ids(40)
+    cache = SemKVCache(tiny_llama.model.config, setting)
+    assert greedy(tiny_llama, cache, ids) == swept(tiny_llama, ids, [setting])
+    read = SemKVCache(tiny_llama.model.config, setting)
+    read.prefill(tiny_llama.model, ids)
+    coded = quantizer.coder(16, coder_seed(0, 0, 0))
+    raw = DynamicCache(config=tiny_llama.model.config)
+    with torch.no_grad():
+        tiny_llama.model(ids, past_key_values=raw)
+    keys = raw.layers[0].keys[0, :, :39]
+    expected = coded.decode(coded.encode(keys, levels), torch.float32)
+    assert torch.equal(read.layers[0]._full()[0][0, :, :39], expected)
+
+
 def test_nbytes_by_part(tiny):
     cache = SemKVCache(tiny.model.config, L3)
     greedy(tiny, cache, some_ids(130), new=6)
@@ -120,7 +163,6 @@ def test_uncoded_side_stays_in_the_models_type():
     [
         (FULL, {}, "DynamicCache"),
         (Pruned().settings(AFFINE, AFFINE)[0], {}, "deletes"),
-        (uniform_settings(AFFINE, AFFINE, [17])[0], {}, "16 levels"),
         (uniform_settings(TurboQuantSplit(), TurboQuantSplit(), [4])[0], {}, "turboquant_split"),
         (uniform_settings(TurboQuantProd(), TURBO, [4])[0], {}, "turboquant_prod"),
         (uniform_settings(Affine(group_size=24), AFFINE, [4])[0], {}, "legal sizes"),
