@@ -134,7 +134,7 @@ def test_the_folder_one_stands_in_has_its_name(tmp_path, monkeypatch):
     ],
 )
 def test_models_that_are_not_there(path, error, told, monkeypatch):
-    monkeypatch.setattr(models, "hub_reachable", lambda: False)
+    monkeypatch.setattr("semkv_bench.models.load.hub_reachable", lambda: False)
     with pytest.raises(error) as raised:
         PretrainedModel(path).load()
     assert told in str(raised.value) and "\n" not in str(raised.value)
