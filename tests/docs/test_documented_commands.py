@@ -14,6 +14,7 @@ from hydra.core.global_hydra import GlobalHydra
 from semkv_bench.cli import main
 from semkv_bench.config.choices import choices, conf_dir, search_path
 from semkv_bench.config.compose import build, check_sweeps, compose_config
+from semkv_bench.config.overrides import as_overrides
 from semkv_bench.config.own import joined
 from semkv_bench.errors import MissingError
 from semkv_bench.importers import FORMATS, split_arguments
@@ -218,7 +219,8 @@ def test_as_it_is_written(page, command, here):
             configs = check_sweeps("sweep", overrides)
             assert len(configs) > 1
         else:
-            configs = [compose_config(CONFIGS.get(name, name), overrides)]
+            config_name = CONFIGS.get(name, name)
+            configs = [compose_config(config_name, as_overrides(overrides, config_name))]
         for config in configs:
             assert stats_options(config) if name == "cliff-report" else _settings(config)
         if launching:
