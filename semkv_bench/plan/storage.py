@@ -1,5 +1,7 @@
 """What settings cost: the rows and the table of ``semkv-bench storage``."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -9,6 +11,7 @@ from rich.table import Table
 from semkv_bench.config.compose import build
 from semkv_bench.console import human_bytes
 from semkv_bench.errors import MissingError, UsageError
+from semkv_bench.grid.cost import Cost
 from semkv_bench.models.known import CONFIGURATION, PUBLICATION, published
 from semkv_bench.models.shape import ModelShape
 from semkv_bench.plan.settings import quantizers
@@ -24,8 +27,9 @@ def storage_rows(config: DictConfig) -> list[dict[str, Any]]:
     """One row per setting: code, packed and effective bits, compression, and cache bytes where a model is given.
 
     With ``tokens``, also bits per value of a whole cache of so many tokens, all stored at once, as a prompt is. The
-    allocation's own settings where it has any, else the uniform grid. ``shape_from`` of a model's row says
-    whether its shape is from its ``configuration`` or, where that cannot be had, from its ``publication``.
+    allocation's own settings where it has any, else the uniform grid. Without a model that cache is of one layer, one
+    that is coded as the grid says. ``shape_from`` of a model's row says whether its shape is from its
+    ``configuration`` or, where that cannot be had, from its ``publication``.
     """
     shape, origin = (None, None) if config.model is None else _shape(config.model)
     for name in ("head_dim", "kv_heads", "tokens"):
@@ -35,16 +39,29 @@ def storage_rows(config: DictConfig) -> list[dict[str, Any]]:
         raise UsageError(f"context={list(config.context)} must hold numbers of tokens of at least 1")
     if shape is None:
         layer = ModelShape.alike(1, config.kv_heads or _KV_HEADS, config.head_dim or _HEAD_DIM)
-        return [_row(setting, layer, config.tokens) for setting in _settings(config, layer)]
+        settings = _settings(config)
+        for setting in settings:
+            setting.check(layer.head_dim, layer.kv_heads)
+        return [
+            _row(setting, layer)
+            | _whole(layer, config.tokens, partial(setting.planned_layer, layer.cache[0]))
+            for setting in settings
+        ]
     for name in ("head_dim", "kv_heads"):
         if config[name] not in (None, getattr(shape, name)):
             raise UsageError(
                 f"{name}={config[name]} is not the model's, which is {getattr(shape, name)}; leave one out"
             )
     contexts = sorted({*config.context, *([] if config.tokens is None else [config.tokens])})
+    settings = _settings(config)
+    for setting in settings:
+        setting.check_in(shape.cache)
     return [
-        {**_row(setting, shape, config.tokens), **_sizes(setting, shape, contexts), "shape_from": origin}
-        for setting in _settings(config, shape)
+        _row(setting, shape)
+        | _whole(shape, config.tokens, partial(setting.planned, shape.cache))
+        | _sizes(setting, shape, contexts)
+        | {"shape_from": origin}
+        for setting in settings
     ]
 
 
@@ -117,19 +134,16 @@ def _shape(node: DictConfig) -> tuple[ModelShape, str]:
         return known.shape, PUBLICATION
 
 
-def _settings(config: DictConfig, shape: ModelShape) -> list[Setting]:
+def _settings(config: DictConfig) -> list[Setting]:
     keys, values = quantizers(config)
     own = build(config.allocation, "allocation").settings(keys, values)
     grid = OmegaConf.to_container(config.grid)
-    settings = own or uniform_settings(keys, values, grid["levels"], grid["key_levels"], grid["value_levels"])
-    for setting in settings:
-        setting.check_in(shape.cache)
-    return settings
+    return own or uniform_settings(keys, values, grid["levels"], grid["key_levels"], grid["value_levels"])
 
 
-def _row(setting: Setting, shape: ModelShape, tokens: int | None) -> dict[str, Any]:
+def _row(setting: Setting, shape: ModelShape) -> dict[str, Any]:
     storage = setting.storage_in(shape.cache)
-    row = {
+    return {
         "setting": setting.name,
         "head_dim": shape.head_dim,
         "code_bits": storage.code_bits,
@@ -137,10 +151,14 @@ def _row(setting: Setting, shape: ModelShape, tokens: int | None) -> dict[str, A
         "effective_bits": storage.effective_bits,
         "compression": storage.compression,
     }
+
+
+def _whole(shape: ModelShape, tokens: int | None, planned: Callable[[int], Cost]) -> dict[str, Any]:
+    """What a cache of ``tokens`` tokens costs, if they are given."""
     if tokens is None:
-        return row
-    cost = setting.planned(shape.cache, tokens)
-    return row | {
+        return {}
+    cost = planned(tokens)
+    return {
         "kv_heads": shape.kv_heads,
         "tokens": tokens,
         "cache_bits": cost.cache_bits,

@@ -4,11 +4,21 @@ from semkv_bench.quantizers.affine import Affine
 from semkv_bench.quantizers.base import Coder, Encoded, NonFiniteError, Quantizer
 from semkv_bench.quantizers.codes import PolarCode, Uniform, VectorCode
 from semkv_bench.quantizers.exact import Channels, LowRank, Mix, Outliers, Pivots
+from semkv_bench.quantizers.formats import (
+    Absmax,
+    Anchored,
+    Float,
+    GgmlAsymmetric,
+    GgmlSymmetric,
+    HiddenZero,
+    Iq4Nl,
+    LloydMax,
+)
 from semkv_bench.quantizers.granularity import PER_TOKEN, TOGETHER, Granularity
 from semkv_bench.quantizers.groups import Group
 from semkv_bench.quantizers.keep import Keep, Layers
 from semkv_bench.quantizers.method import Method, Side
-from semkv_bench.quantizers.transforms import Balance, Hadamard, Normalise, Polar, Shift, Smooth
+from semkv_bench.quantizers.transforms import Balance, Hadamard, Normalise, Polar, Shift, Smooth, UnitNorm
 from semkv_bench.quantizers.turboquant import TurboQuant
 from semkv_bench.quantizers.turboquant_prod import TurboQuantProd
 from semkv_bench.quantizers.turboquant_split import TurboQuantSplit
@@ -16,16 +26,24 @@ from semkv_bench.quantizers.turboquant_split import TurboQuantSplit
 __all__ = [
     "PER_TOKEN",
     "TOGETHER",
+    "Absmax",
     "Affine",
+    "Anchored",
     "Balance",
     "Channels",
     "Coder",
     "Encoded",
+    "Float",
+    "GgmlAsymmetric",
+    "GgmlSymmetric",
     "Granularity",
     "Group",
     "Hadamard",
+    "HiddenZero",
+    "Iq4Nl",
     "Keep",
     "Layers",
+    "LloydMax",
     "LowRank",
     "Method",
     "Mix",
@@ -43,5 +61,6 @@ __all__ = [
     "TurboQuantProd",
     "TurboQuantSplit",
     "Uniform",
+    "UnitNorm",
     "VectorCode",
 ]

@@ -70,6 +70,11 @@ class Quantizer(ABC):
     def check_heads(self, heads: int, head_dim: int) -> None:  # noqa: B027 - most quantizers code each head alone
         """Raise UsageError if the vectors of ``heads`` heads cannot be coded together."""
 
+    @property
+    def fixed_levels(self) -> int | None:
+        """The one level count of a format that has no grid; None: any."""
+        return None
+
     def check_levels(self, levels: int) -> None:  # noqa: B027 - most have any number of levels
         """Raise UsageError if there is no grid point of ``levels`` levels."""
 

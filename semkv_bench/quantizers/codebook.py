@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg, special
 
-__all__ = ["Codebook", "lloyd_max"]
+__all__ = ["Codebook", "lloyd_max", "trapezoid_lloyd_max"]
 
 _NEWTON_STEPS = 100
 _SETTLED = 1e-10  # Newton converges quadratically: the step after this one would be lost in rounding
@@ -57,6 +57,29 @@ def lloyd_max(levels: int, head_dim: float) -> Codebook:
     thresholds = (centroids[1:] + centroids[:-1]) / 2
     mass = np.diff(cdf(np.concatenate([[-np.inf], thresholds, [np.inf]])))
     return Codebook(centroids, thresholds, float(1 - mass @ centroids**2))
+
+
+@cache
+def trapezoid_lloyd_max(levels: int, head_dim: int) -> NDArray[np.float64]:
+    """The centroids that vLLM's TurboQuant has for a normal distribution of variance 1/head_dim.
+
+    Lloyd's iteration from even centroids over 3.5 standard deviations, cells ending at 10.5, every integral by the
+    trapezoidal rule of 200 panels, until no centroid moves by 1e-10 or 200 rounds are over.
+    """
+    sigma = 1 / math.sqrt(head_dim)
+    centroids = (-3.5 + 7 * (np.arange(levels) + 0.5) / levels) * sigma
+    weight = np.ones(201)
+    weight[[0, -1]] = 0.5
+    for _ in range(200):
+        inner = (centroids[1:] + centroids[:-1]) / 2
+        edges = np.concatenate([[-10.5 * sigma], inner, [10.5 * sigma]])
+        points = np.linspace(edges[:-1], edges[1:], 201, axis=-1)
+        density = np.exp(-(points**2) / (2 * sigma**2)) * weight
+        moved = (points * density).sum(-1) / density.sum(-1)
+        if np.abs(moved - centroids).max() < 1e-10:
+            break
+        centroids = moved
+    return centroids
 
 
 def _gaussian():

@@ -31,6 +31,20 @@ class Code(ABC):
     def metadata_bits(self) -> float:
         """Bits stored with each group."""
 
+    @property
+    def fixed_levels(self) -> int | None:
+        """The one level count of a format that has no grid; None: any."""
+        return None
+
+    @property
+    def sequence_bits(self) -> float:
+        """Bits that one side of one layer keeps once a sequence."""
+        return 0
+
+    def of_prompt(self, prompt: Tensor) -> "Code":
+        """The code with what the prompt, float32 [heads, tokens, channels], decides; nothing, for most."""
+        return self
+
     def check_levels(self, levels: int) -> None:  # noqa: B027 - most codes have any number of levels
         """Raise UsageError if there is no such code with ``levels`` levels."""
 
@@ -39,7 +53,7 @@ class Code(ABC):
         return code_bits(levels), packing_plan(levels).packed_bits
 
 
-_ZEROS, _MOMENTS = ("float", "int", "mean"), ("before", "after")
+_ZEROS, _MOMENTS, _HALVES = ("float", "int", "mean"), ("before", "after"), ("even", "up")
 
 
 @dataclass(frozen=True)
@@ -49,7 +63,8 @@ class Uniform(Code):
     zero: ``float``: x' = code * scale + min. ``int``: x' = scale * (code - z) with a whole z. ``mean`` (QAQ): signed
     codes around the group's mean, steps of range/L. clip: share of the range that is covered. cover_zero: the range
     holds 0. eps: least scale; None: a constant group is exact. round_scale: metadata are rounded to float16 ``before``
-    coding (KIVI, optimum-quanto) or ``after`` it (KVarN).
+    coding (KIVI, optimum-quanto) or ``after`` it (KVarN). half: where a code between two goes, to the ``even`` one or
+    ``up``.
     """
 
     zero: str = "float"
@@ -57,10 +72,11 @@ class Uniform(Code):
     cover_zero: bool = False
     eps: float | None = None
     round_scale: str = "before"
+    half: str = "even"
     metadata_bits: float = 32
 
     def __post_init__(self) -> None:
-        for name, known in (("zero", _ZEROS), ("round_scale", _MOMENTS)):
+        for name, known in (("zero", _ZEROS), ("round_scale", _MOMENTS), ("half", _HALVES)):
             if getattr(self, name) not in known:
                 raise UsageError(f"code.{name}={getattr(self, name)} is not known; use {' or '.join(known)}")
         if not 0 < self.clip <= 1:
@@ -90,7 +106,8 @@ class Uniform(Code):
             whole = (-low / divisor).round()
             codes = ((x / divisor).round() + whole).clamp(0, top)
             return scale * (codes - whole)
-        codes = ((x - start) / divisor).clamp(0, top).round()
+        places = (x - start) / divisor
+        codes = places.clamp(0, top).round() if self.half == "even" else (places + 0.5).floor().clamp(0, top)
         return codes * scale + zero
 
     def _around_mean(self, x: Tensor, span: Tensor, levels: int) -> Tensor:

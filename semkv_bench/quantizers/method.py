@@ -20,7 +20,7 @@ from semkv_bench.config.choices import choice_file
 from semkv_bench.config.compose import build
 from semkv_bench.errors import SemkvError, UsageError
 from semkv_bench.grid.cost import SideShape
-from semkv_bench.grid.levels import Storage
+from semkv_bench.grid.levels import Storage, check_levels
 from semkv_bench.kernels.numerics import check_rows, finite_cast
 from semkv_bench.quantizers.base import Coder, Encoded, NonFiniteError, Quantizer
 from semkv_bench.quantizers.codes import Code, Uniform
@@ -48,6 +48,7 @@ class Side(Quantizer):
     """How a method stores the keys, or the values. Nothing but affine per token is the default.
 
     name, side: set by the ``Method``. tile: tokens that steps which work on tiles see at once (None: the block).
+    levels: the level count of a format that has one; None: those of the grid.
     """
 
     name: str = "method"
@@ -61,6 +62,7 @@ class Side(Quantizer):
     residual: LowRank | None = None
     mix: Mix | None = None
     tile: int | None = None
+    levels: int | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "transform", tuple(self.transform or ()))
@@ -69,7 +71,15 @@ class Side(Quantizer):
             if isinstance(given, Mapping):
                 _check_fields(name, kind, given)
                 object.__setattr__(self, name, kind(**given))
+        if self.levels is not None:
+            check_levels([self.levels])
+            self.code.check_levels(self.levels)
         super().__post_init__()
+
+    @property
+    def fixed_levels(self) -> int | None:
+        """See ``Quantizer``."""
+        return self.code.fixed_levels if self.levels is None else self.levels
 
     @property
     def granularity(self) -> Granularity:
@@ -101,6 +111,11 @@ class Side(Quantizer):
 
     def check_levels(self, levels: int) -> None:
         """Raise UsageError if there is no such code with ``levels`` levels."""
+        if self.fixed_levels not in (None, levels):
+            raise UsageError(
+                f"{self.name} is one format: its {self.side} have {self.fixed_levels} levels, not {levels}; "
+                "no grid, layers.levels or allocation changes that"
+            )
         self.code.check_levels(levels)
 
     def metadata_bits(self, head_dim: int) -> float:
@@ -151,6 +166,10 @@ class Side(Quantizer):
             for levels, tokens in parts
             if tokens
         )
+
+    def sequence_bits(self, shape: SideShape) -> float:
+        """See ``Quantizer``."""
+        return self.code.sequence_bits
 
     def coder(self, head_dim: int, seed: int = 0, device: torch.device | str = "cpu") -> "SideCoder":
         """See ``Quantizer``."""
@@ -247,10 +266,13 @@ class SideCoder(Coder):
     def __init__(self, side: Side) -> None:
         self.side = side
         self._prompt: Tensor | None = None
+        self._code = side.code
 
     def prepare(self, prompt: Tensor) -> None:
         """See ``Coder``."""
         self._prompt = prompt.float()
+        if self._prompt.numel():
+            self._code = self.side.code.of_prompt(self._prompt)
 
     def code_row(self, x: Tensor, levels: Tensor, out: Tensor) -> None:
         """See ``Coder``."""
@@ -278,6 +300,8 @@ class SideCoder(Coder):
     def _at(self, y: Tensor, levels: Tensor) -> Tensor:
         """Values of y [units, heads, tokens, channels] at levels int64 [tokens of all units]."""
         counts = levels.unique().tolist()
+        for count in counts:
+            self.side.check_levels(count)
         if len(counts) == 1:
             return self._coded(y, counts[0])
         if not self.side.granularity.mixed:
@@ -314,7 +338,7 @@ class SideCoder(Coder):
 
     def _grouped(self, y: Tensor, levels: int) -> Tensor:
         group = self.side.group
-        return group.join(self.side.code.quantize_dequantize(group.split(y), levels), y.shape[1])
+        return group.join(self._code.quantize_dequantize(group.split(y), levels), y.shape[1])
 
     def encode(self, x: Tensor, levels: Tensor | int) -> Encoded:
         """Raises SemkvError: the method is simulated."""

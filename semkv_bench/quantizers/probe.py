@@ -42,7 +42,7 @@ def _check(quantizer: Quantizer, coder: Coder, head_dim: int) -> None:
     group = quantizer.granularity.tokens
     tokens = 4 * max(group or 0, 16)
     x = torch.randn(3, _HEADS, tokens, head_dim, generator=torch.Generator().manual_seed(5))
-    levels = torch.full((1, tokens), _LEVELS)
+    levels = torch.full((1, tokens), quantizer.fixed_levels or _LEVELS)
     alone = [coder.quantize_dequantize(row[None], levels)[0] for row in x]
     if not all(bool(torch.isfinite(values).all()) for values in alone):
         raise _wrong(quantizer, "gives NaN or infinity for finite values")

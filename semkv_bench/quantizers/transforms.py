@@ -18,7 +18,7 @@ from torch import Tensor
 from semkv_bench.errors import UsageError
 from semkv_bench.kernels.numerics import to_float16
 
-__all__ = ["Balance", "Hadamard", "Normalise", "Polar", "Shift", "Smooth", "Step"]
+__all__ = ["Balance", "Hadamard", "Normalise", "Polar", "Shift", "Smooth", "Step", "UnitNorm"]
 
 Undo = Callable[[Tensor], Tensor]
 
@@ -41,32 +41,60 @@ class Step(ABC):
         return 0.0
 
 
+LARGEST = "largest"
+_LEAST_LARGEST = 64
+
+
 @dataclass(frozen=True)
 class Hadamard(Step):
-    """The normalised Sylvester matrix along head_dim, in blocks of ``size`` channels (None: the whole head)."""
+    """The normalised Sylvester matrix along head_dim, in blocks of ``size`` channels (None: the whole head).
 
-    size: int | None = None
+    size: ``largest`` is the largest power of two that divides head_dim, at least 64 (llama.cpp's keys). signs: seed of
+    random signs of the channels before it, drawn as vLLM does; None: no signs. normalised: false leaves the values
+    sqrt(size) times as large for the code.
+    """
+
+    size: int | str | None = None
+    signs: int | None = None
+    normalised: bool = True
 
     def check(self, head_dim: int) -> None:
         """See ``Step``."""
-        size = self.size or head_dim
-        if size & (size - 1) or head_dim % size:
+        size = self._size(head_dim)
+        if self.size == LARGEST and size < _LEAST_LARGEST:
+            raise UsageError(
+                f"the rotation is for head_dim that {_LEAST_LARGEST} divides, not {head_dim}; use the format without it"
+            )
+        if isinstance(size, str) or size & (size - 1) or head_dim % size:
             legal = [n for n in (16, 32, 64, 128, 256) if head_dim % n == 0]
             raise UsageError(
                 f"a Hadamard step of size {size} does not fit head_dim {head_dim}; "
                 f"legal sizes are {', '.join(map(str, legal)) or 'none'}"
             )
 
+    def _size(self, head_dim: int) -> int:
+        return head_dim & -head_dim if self.size == LARGEST else self.size or head_dim
+
     def apply(self, y: Tensor, prompt: Tensor | None = None) -> tuple[Tensor, Undo]:
         """See ``Step``."""
-        size = self.size or y.shape[-1]
-        matrix = torch.from_numpy(linalg.hadamard(size) / math.sqrt(size)).to(y.device)
+        size = self._size(y.shape[-1])
+        scale = math.sqrt(size)
+        matrix = torch.from_numpy(linalg.hadamard(size) / (scale if self.normalised else 1)).to(y.device)
+        back = 1 if self.normalised else size
+        signs = 1 if self.signs is None else _signs(y.shape[-1], self.signs).to(y.device)
 
         def turned(values: Tensor) -> Tensor:
             # In float64: no code should hang on how a machine orders a sum.
-            return (values.double().unflatten(-1, (-1, size)) @ matrix).flatten(-2).float()
+            return (values.unflatten(-1, (-1, size)) @ matrix).flatten(-2)
 
-        return turned(y), turned  # the matrix is symmetric: its own inverse
+        # The matrix is symmetric: but for its scale its own inverse.
+        return turned(y.double() * signs).float(), lambda v: (turned(v.double()) * signs / back).float()
+
+
+def _signs(channels: int, seed: int) -> Tensor:
+    """float64 [channels] of 1 and -1."""
+    generator = torch.Generator().manual_seed(seed)
+    return 2 * torch.bernoulli(torch.full((channels,), 0.5), generator=generator).double() - 1
 
 
 @dataclass(frozen=True)
@@ -130,6 +158,21 @@ class Normalise(Step):
         scale = to_float16(size).float()
         divisor = scale.masked_fill(scale == 0, math.inf)
         return y / divisor, lambda values: values * scale
+
+    def bits(self, head_dim: int, heads: int, tokens: int | None, tile: int) -> float:
+        """See ``Step``."""
+        return 16 / head_dim
+
+
+@dataclass(frozen=True)
+class UnitNorm(Step):
+    """Every vector divided by its norm, which is rounded to float16 only to be stored (vLLM's TurboQuant)."""
+
+    def apply(self, y: Tensor, prompt: Tensor | None = None) -> tuple[Tensor, Undo]:
+        """See ``Step``."""
+        norm = torch.linalg.vector_norm(y, dim=-1, keepdim=True)
+        stored = to_float16(norm).float()
+        return y / (norm + 1e-8), lambda values: values * stored
 
     def bits(self, head_dim: int, heads: int, tokens: int | None, tile: int) -> float:
         """See ``Step``."""

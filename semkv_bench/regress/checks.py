@@ -116,7 +116,7 @@ def _check_simulated(checks: Checks, case: str, quantizer: Quantizer, coder: Cod
     tokens = -(-x.shape[1] // group) * group
     x = x.repeat(1, -(-tokens // x.shape[1]), 1)[:, :tokens]
     coder.prepare(x)
-    for levels in CHECK_LEVELS:
+    for levels in CHECK_LEVELS if quantizer.fixed_levels is None else (quantizer.fixed_levels,):
         try:
             quantizer.check_levels(levels)
         except UsageError:

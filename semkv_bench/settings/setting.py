@@ -87,12 +87,12 @@ class Setting:
         coded = getattr(self, side)
         return FULL_PRECISION if coded is None else coded.storage(shape.head_dim, shape.heads)
 
-    def price(self, layer: int, side: str, layers: int) -> Price | None:
-        """How ``keys`` or ``values`` of one of ``layers`` layers are coded; None: not."""
+    def price(self, layer: int, side: str, layers: int | None) -> Price | None:
+        """How ``keys`` or ``values`` of one of ``layers`` layers are coded (None: as the grid says); None: not."""
         if self._own_format:
             return self
         coded = getattr(self, side)
-        return None if coded is None else coded.at(layer, layers)
+        return coded if coded is None or layers is None else coded.at(layer, layers)
 
     @property
     def _own_format(self) -> bool:
@@ -133,6 +133,10 @@ class Setting:
         """What a cache of these layers costs that stores ``tokens`` tokens at once, as it does a prompt."""
         return self.cost(Stored.of(cache, *self.stored(tokens)))
 
+    def planned_layer(self, layer: LayerShape, tokens: int) -> Cost:
+        """The same of one layer alone, coded as the grid says: none departs from it."""
+        return cost(partial(self.price, layers=None), Stored.of([layer], *self.stored(tokens)))
+
     def check(self, head_dim: int, heads: int | None = None) -> None:
         """Raise UsageError if the vectors of ``heads`` heads of ``head_dim`` values cannot be stored so."""
         for side in (self.keys, self.values):
@@ -146,13 +150,27 @@ class Setting:
             shapes = {getattr(layer, name) for layer in cache if layer is not None and layer.coded}
             for shape in sorted(shapes if side is not None else (), key=lambda s: (s.head_dim, s.heads)):
                 self._check_side(side, shape.head_dim, shape.heads)
+        self._check_layers([i for i, layer in enumerate(cache) if layer is not None and layer.coded])
         self._check_ranks()
+
+    def _check_layers(self, coded: Sequence[int]) -> None:
+        """Refuse a setting that leaves all ``coded`` layers in 16 bits."""
+        layers = 1 + max(coded, default=-1)
+        sides = [side.quantizer.layers for side in (self.keys, self.values) if side is not None]
+        if sides and coded and not any(side.stored(layer, layers) for side in sides for layer in coded):
+            first, last = sides[0].skip_first, sides[0].skip_last
+            raise UsageError(
+                f"{self.name} leaves the first {first} and the last {last} layers in 16 bits, and so all {layers} of "
+                "this model; lower quantizer.keys.layers and quantizer.values.layers, skip_first and skip_last"
+            )
 
     def _check_side(self, side: Coded, head_dim: int, heads: int | None) -> None:
         side.quantizer.check(head_dim)
         if heads is not None:
             side.quantizer.check_heads(heads, head_dim)
         for count, _ in side.allocation.parts(2):
+            side.quantizer.check_levels(count)
+        for count in (side.quantizer.layers.levels or {}).values():
             side.quantizer.check_levels(count)
         if side.allocation.metric is not None and not side.quantizer.granularity.mixed:
             raise UsageError(
@@ -241,16 +259,20 @@ def uniform_settings(
     """One uniform setting per grid point, highest levels first.
 
     ``key_levels`` and ``value_levels`` replace the grid on one side: a list in step with ``levels``, one
-    number held fixed, or ``full`` for 16 bits.
+    number held fixed, or ``full`` for 16 bits. A format with one level count is one setting, whatever the grid.
 
     Raises:
         UsageError: the grid is empty, holds something other than whole numbers from 2 or repeats itself.
     """
     grid = check_levels(levels)
     sides = [
-        _side_levels(name, given, grid) for name, given in (("key", key_levels), ("value", value_levels))
+        _side_levels(name, given, grid, quantizer)
+        for name, given, quantizer in (("key", key_levels, keys), ("value", value_levels, values))
     ]
-    settings = [_uniform(keys, values, pair) for pair in sorted(zip(*sides, strict=True), key=_descending)]
+    points = sorted(zip(*sides, strict=True), key=_descending)
+    if all(_gridless(quantizer, side) for quantizer, side in zip((keys, values), sides, strict=True)):
+        points = points[:1]
+    settings = [_uniform(keys, values, pair) for pair in points]
     names = [setting.name for setting in settings]
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
@@ -319,18 +341,25 @@ def _listed(value: Any) -> list[Any]:
     return listed
 
 
+def _gridless(quantizer: Quantizer, side: Sequence[int | None]) -> bool:
+    """Does the grid leave this side as it is: a format with one level count, or 16 bits?"""
+    return quantizer.fixed_levels is not None or set(side) == {None}
+
+
 def _side_levels(
-    name: str, given: Sequence[int] | int | str | None, grid: tuple[int, ...]
+    name: str, given: Sequence[int] | int | str | None, grid: tuple[int, ...], quantizer: Quantizer
 ) -> list[int | None]:
     if given is None:
-        return list(grid)
+        return list(grid) if quantizer.fixed_levels is None else [quantizer.fixed_levels] * len(grid)
     if given == "full":
         return [None] * len(grid)
     if isinstance(given, str):
         raise UsageError(f"grid.{name}_levels={given} must be a whole number, a list, full or null")
+    side = check_levels([given] if isinstance(given, int) else given)
+    for count in side:
+        quantizer.check_levels(count)
     if isinstance(given, int):
-        return list(check_levels([given])) * len(grid)
-    side = check_levels(given)
+        return list(side) * len(grid)
     if len(side) != len(grid):
         raise UsageError(f"grid.{name}_levels has {len(side)} entries, grid.levels has {len(grid)}")
     return list(side)
@@ -345,11 +374,13 @@ def _uniform(keys: Quantizer, values: Quantizer, pair: tuple[int | None, int | N
     key, value = pair
     label = pair_label(keys, values)
     same = key == value and key is not None
-    points = f"L{key}" if same else f"K{key or 'full'}V{value or 'full'}"
+    points = f"-L{key}" if same else f"-K{key or 'full'}V{value or 'full'}"
+    if None not in pair and None not in (keys.fixed_levels, values.fixed_levels):
+        points = ""
     if key is None and value is None:
         raise UsageError("grid.key_levels and grid.value_levels are both full: nothing is quantized")
     return Setting(
-        f"{label}-{points}",
+        label + points,
         "uniform",
         label,
         None if key is None else Coded(keys, _grid_point(keys, key)),
