@@ -158,7 +158,8 @@ class RowCoding:
         None: any number.
         """
         length = self.rows.lengths[row] + new
-        limits = [self._window(self._setting(row), side).fits(length) for side in range(2)]
+        settled = self.rows.rows[row].settled
+        limits = [self._window(self._setting(row), side).fits(length, settled[side]) for side in range(2)]
         return min((limit for limit in limits if limit is not None), default=None)
 
     def due(self, row: int, new: int) -> bool:
@@ -181,7 +182,7 @@ class RowCoding:
     def _due_pieces(self, row: int, side: int, length: int, all_open: bool) -> list[range]:
         """The stretches of one side of a row of ``length`` tokens that must be coded."""
         window, settled = self._window(self._setting(row), side), self.rows.rows[row].settled[side]
-        span = window.coded(length, all_open)
+        span = window.coded(length, all_open, settled)
         start = max(settled, span.start)
         sizes = window.pieces(start, span.stop) if span.stop > start else []
         ends = itertools.accumulate(sizes, initial=start)

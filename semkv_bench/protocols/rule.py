@@ -126,15 +126,19 @@ class Window:
     prompt: int
     together: bool = False
 
-    def coded(self, tokens: int, turn_over: bool = False) -> range:
-        """The tokens that the next call must find coded in a row of ``tokens`` tokens; ``turn_over``: between turns."""
+    def coded(self, tokens: int, turn_over: bool = False, settled: int = 0) -> range:
+        """The tokens that the next call must find coded in a row of ``tokens`` tokens; ``turn_over``: between turns.
+
+        settled: where earlier coding ended, from which the protocol's blocks count: a turn's end may close a short one.
+        """
         inside = min(tokens, self.prompt)
         start = self._start(tokens)
         if not self.keep.windowed:
             stop = inside if self.rule.codes_prompt else start
-            if self.rule.codes_tail and tokens > self.prompt:
-                tail = tokens - self.prompt
-                stop = max(stop, self.prompt + (tail if turn_over else self.rule.due(tail)))
+            base = max(self.prompt, start, settled)
+            if self.rule.codes_tail and tokens > base:
+                stop = max(stop, base + (tokens - base if turn_over else self.rule.due(tokens - base)))
+            stop = max(stop, settled)
         else:
             stop = self.keep.coded(tokens if self.rule.codes_tail else inside).stop
             if self.together and self.keep.block == 1 and self.rule.codes_tail:
@@ -152,12 +156,12 @@ class Window:
         whole, rest = divmod(stop - start, size)
         return [size] * whole + [rest] * (rest > 0)
 
-    def fits(self, tokens: int) -> int | None:
+    def fits(self, tokens: int, settled: int = 0) -> int | None:
         """Tokens that one call may bring after ``tokens`` and see what single steps would see; None: any number."""
         if not self.rule.codes_tail:
             return None
-        now, count = self.coded(tokens), 1
-        while self.coded(tokens + count) == now:
+        now, count = self.coded(tokens, settled=settled), 1
+        while self.coded(tokens + count, settled=settled) == now:
             count += 1
         return count
 
@@ -168,7 +172,7 @@ class Window:
         for turn, tail in enumerate(tails):
             length += tail
             over = turn + 1 < len(tails)
-            span = self.coded(length if over else max(self.prompt, length - 1), over)
+            span = self.coded(length if over else max(self.prompt, length - 1), over, settled)
             start = max(settled, span.start)
             if self.rule.codes_tail and span.stop > start:
                 pieces += self.pieces(start, span.stop)
