@@ -77,9 +77,9 @@ def test_of_a_model_with_few_coded_layers_the_whole_cache_speaks(tmp_path, capsy
     asked = ["model=custom", f"model.path={tmp_path}", "grid.levels=[16]", "tokens=300"]
     assert main(["storage", *asked, "--json"]) == 0
     row = json.loads(capsys.readouterr().out)
-    # One layer of 300 tokens coded at 5 bits, five of 128 in 16.
+    # One layer of 300 tokens coded at 5 bits, five of the 127 in 16 that a window of 128 keeps between steps.
     assert row["compression"] == pytest.approx(3.2)
-    assert row["cache_bits"] == pytest.approx((300 * 5 + 5 * 128 * 16) / (300 + 5 * 128))
+    assert row["cache_bits"] == pytest.approx((300 * 5 + 5 * 127 * 16) / (300 + 5 * 127))
     assert row["layers"] == "1 of 6 layers are coded; 5 hold a window in 16 bits"
     assert main(["storage", *asked]) == 0
     assert "1 of 6 layers are coded" in capsys.readouterr().out
