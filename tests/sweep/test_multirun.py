@@ -6,6 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from threading import Event, Thread
 
+import pandas as pd
 import psutil
 import pytest
 import torch
@@ -44,6 +45,24 @@ def test_a_shard_skips_what_a_whole_sweep_has_done(sweep, tmp_path, capsys):
     assert main([*sweep, "out=run", "shard=2/3"]) == 0
     assert "nothing left to run" in capsys.readouterr().out
     assert len(read_run(tmp_path / "run")[0]) == 3 * 3
+
+
+@pytest.mark.parametrize("quantizer", ["affine", "turboquant_channel_split"])
+def test_a_row_is_coded_alike_in_whichever_shard_it_runs(sweep, tmp_path, quantizer):
+    """Channels and coders are chosen anew for each example, so one must not hang on which examples ran before it."""
+    coded = [f"quantizer={quantizer}", "protocol=generation", "protocol.parts=both", "protocol.block=4"]
+    command = [*sweep, *coded, "max_new_tokens=9", "engine.noise_examples=0"]
+    assert main([*command, "out=whole"]) == 0
+    for share in ("3/3", "1/3", "2/3"):
+        assert main([*command, "out=parts", f"shard={share}"]) == 0
+    told = ["prediction", "score", "kl", "new_tokens", "quantized_reads", "coded_share", "cache_bits"]
+    whole, parts = (
+        read_run(tmp_path / run)[0].set_index(["example_id", "seed", "setting"]).sort_index()[told]
+        for run in ("whole", "parts")
+    )
+    assert len(whole) == 3 * 3 and (whole.xs("full", level="setting").coded_share == 0).all()
+    assert (whole.drop("full", level="setting").kl > 0).all()
+    pd.testing.assert_frame_equal(parts, whole, check_exact=True)
 
 
 def test_multirun_of_shards_fills_one_folder(sweep, tmp_path):
