@@ -38,8 +38,9 @@ QUANTIZERS = [*choices("sweep")["quantizer"], *OWN]
 
 def settings_of(name):
     keys, values = OWN[name] if name in OWN else of_file(name)
-    others = uniform_settings(Affine(), Affine(), [5])
-    return [FULL, *uniform_settings(keys, values, [4, 2]), *others]
+    # A format of one level count has one setting, whatever is asked; another row takes the place of its second.
+    coded = uniform_settings(keys, values, [4, 2])
+    return [FULL, *coded, *uniform_settings(Affine(), Affine(), [5, 3][: 3 - len(coded)])]
 
 
 def _states(rows, tokens, seed):
