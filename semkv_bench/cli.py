@@ -221,9 +221,7 @@ def _cliff_report(given: Given) -> None:
         check_run(Path(config.run).expanduser())
     from semkv_bench.report.command import given_options, make_report
 
-    keys = [override.lstrip("+").partition("=")[0] for override in given.overrides]
-    whole = set(config.stats) if "stats" in keys else set()
-    changed = whole | {key.removeprefix("stats.") for key in keys if key.startswith("stats.")}
+    changed = _changed_stats(given)
     if config.runs is not None:
         from semkv_bench.report.several import make_overview
 
@@ -266,6 +264,22 @@ def _score(given: Given) -> None:
     overrides = replace(given, arguments=tuple(a for a in rest if a not in files)).overrides
     where = Path(prompts[-1]).expanduser() if prompts else None
     score_answers(Path(files[0]).expanduser(), where, overrides)
+
+
+def _changed_stats(given: Given) -> set[str]:
+    """Names of the statistics options that were given."""
+    keys = [override.lstrip("+").partition("=")[0] for override in given.overrides]
+    whole = set(given.config.stats) if "stats" in keys else set()
+    return whole | {key.removeprefix("stats.") for key in keys if key.startswith("stats.")}
+
+
+def _compare(given: Given) -> None:
+    from semkv_bench.report.command import given_options
+    from semkv_bench.report.compare import compare_runs
+
+    options = given_options(given.config, _changed_stats(given))
+    options.pop("looks", None)
+    compare_runs(given.config, options, OUT)
 
 
 def _recipe(given: Given) -> None:
@@ -365,6 +379,12 @@ COMMANDS: dict[str, Command] = {
         config="cliff_report",
         bare="run",
         renamed=(("model", "records_model"),),
+    ),
+    "compare": Command(
+        _compare,
+        "method against method at equal bits, over runs of one model, protocol and list of examples",
+        "runs=[DIR,DIR]",
+        config="compare",
     ),
     "export": Command(
         _export,

@@ -61,6 +61,7 @@ class _Stats:
     unpaired: str = MISSING
     sensitivity: str = MISSING
     looks: list[int] | None = None
+    at_bits: list[float] = MISSING
 
 
 @dataclass
@@ -118,6 +119,13 @@ class _CliffReport:
 
 
 @dataclass
+class _Compare:
+    stats: _Stats = field(default_factory=_Stats)
+    runs: Any = MISSING
+    out: str = MISSING
+
+
+@dataclass
 class _Storage:
     quantizer: dict[str, Any] = MISSING
     value_quantizer: dict[str, Any] | None = None
@@ -135,11 +143,12 @@ _SCHEMAS = {
     "recipe": _Recipe,
     "regress": _Regress,
     "cliff_report": _CliffReport,
+    "compare": _Compare,
     "storage": _Storage,
 }
 
 
-_EXAMPLES = {"looks": "[40,80,120]", "context": "[8192,32768]"}
+_EXAMPLES = {"looks": "[40,80,120]", "at_bits": "[2.5,3.5]", "context": "[8192,32768]"}
 
 
 def compose_config(name: str, overrides: Sequence[str] = ()) -> DictConfig:

@@ -152,7 +152,7 @@ def make_plan(config: DictConfig, exclude: Collection[tuple[str, str]] = ()) -> 
         "max_new_tokens": config.max_new_tokens,
         "examples": {"count": len(examples), "sha256": _digest(examples)},
         "engine": engine.decided(),
-        "stats": {name: value for name, value in asdict(stats).items() if name != "looks"},
+        "stats": _sealed(stats, settings),
         **_own_code(settings, task, protocol),
     }
     if stages:
@@ -253,6 +253,15 @@ def _decided(config: DictConfig, group: str) -> Any:
     return (
         {key: value for key, value in node.items() if key not in dropped} if isinstance(node, dict) else node
     )
+
+
+def _sealed(stats: StatsOptions, settings: Sequence[Setting]) -> dict[str, Any]:
+    """The options that decide something: the bits of comparisons only where there are methods to compare."""
+    sealed = asdict(stats)
+    sealed.pop("looks")
+    at_bits = list(sealed.pop("at_bits"))
+    several = len({setting.quantizer for setting in settings if setting.kind == "uniform"}) > 1
+    return {**sealed, "at_bits": at_bits} if several else sealed
 
 
 def _own_code(settings: Sequence[Setting], *parts: Any) -> dict[str, Any]:

@@ -12,7 +12,16 @@ from semkv_bench.errors import UsageError
 from semkv_bench.files import locked, write_atomically
 from semkv_bench.records.values import short
 
-__all__ = ["CHARTER", "SHARED_LOCK", "charter_hash", "charter_mark", "read_charter", "require_same", "seal"]
+__all__ = [
+    "CHARTER",
+    "SHARED_LOCK",
+    "changes",
+    "charter_hash",
+    "charter_mark",
+    "read_charter",
+    "require_same",
+    "seal",
+]
 
 CHARTER = "protocol.yaml"
 SHARED_LOCK = ".shared.lock"  # held by whoever changes what all writers share
@@ -54,7 +63,7 @@ def require_same(path: Path, sealed: Mapping[str, Any]) -> None:
         raise UsageError(f"{path / CHARTER} was changed after it was written; choose another out=DIR")
     if present["hash"] == sealed["hash"]:
         return
-    changed = list(_changes({**present, "hash": 0}, {**sealed, "hash": 0}))
+    changed = list(changes({**present, "hash": 0}, {**sealed, "hash": 0}))
     more = f"; and {len(changed) - _MOST_NAMED} more" if len(changed) > _MOST_NAMED else ""
     raise UsageError(
         f"{path} holds a run of another protocol (different: {'; '.join(changed[:_MOST_NAMED])}{more}); choose "
@@ -81,15 +90,17 @@ def _parsed(path: Path) -> dict[str, Any]:
     return charter
 
 
-def _changes(before: Any, now: Any, key: str = "") -> Iterator[str]:
+def changes(
+    before: Any, now: Any, key: str = "", where: tuple[str, str] = ("there", "here")
+) -> Iterator[str]:
     """What differs, as ``weights.bytes: 5 there, 6 here``."""
     if isinstance(before, dict) and isinstance(now, dict):
         for name in sorted({*before, *now}, key=str):
             below = f"{key}.{name}" if key else str(name)
-            yield from _changes(before.get(name, _ABSENT), now.get(name, _ABSENT), below)
+            yield from changes(before.get(name, _ABSENT), now.get(name, _ABSENT), below, where)
     elif before != now:
         there, here = ("absent" if value is _ABSENT else _brief(value) for value in (before, now))
-        yield f"{key}: {there} there, {here} here"
+        yield f"{key}: {there} {where[0]}, {here} {where[1]}"
 
 
 def _brief(value: Any) -> str:

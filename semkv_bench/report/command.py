@@ -34,7 +34,7 @@ __all__ = [
 
 
 # Options that decide verdicts: given afterwards, they make a report exploratory.
-_DECIDING = ("margin", "alpha", "average", "seed", "unpaired", "sensitivity")
+_DECIDING = ("margin", "alpha", "average", "seed", "unpaired", "sensitivity", "at_bits")
 
 
 @dataclass(frozen=True)

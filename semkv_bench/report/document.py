@@ -18,6 +18,7 @@ from semkv_bench.report.content import cards, incomplete, reading_notes, remarks
 from semkv_bench.report.figures import FIGURE_NAMES, Drawn, draw_all
 from semkv_bench.report.files import write_all
 from semkv_bench.report.formatting import DASH, clean, fixed, known, plain_data, signed, signed_interval
+from semkv_bench.report.methods import METHOD_FILES, method_files
 from semkv_bench.report.sections import sections
 from semkv_bench.report.tables import (
     VERDICT_SIGNS,
@@ -61,8 +62,9 @@ def write(report: Report, frame: pd.DataFrame, context: dict, out: Path) -> dict
     for figure in figures:
         contents[f"figures/{figure.name}.svg"] = figure.svg.encode()
         contents[f"figures/{figure.name}.png"] = figure.png
+    contents |= method_files(report)
     paths = write_all(out, contents)
-    _remove_stale(out, {figure.name for figure in figures})
+    _remove_stale(out, set(contents))
     return paths
 
 
@@ -71,15 +73,14 @@ def json_bytes(content: dict) -> bytes:
     return (json.dumps(plain_data(content), sort_keys=True, indent=2, allow_nan=False) + "\n").encode()
 
 
-def _remove_stale(out: Path, drawn: set[str]) -> None:
-    """Figures of an earlier report in the same folder must not stand beside this one."""
-    for name in set(FIGURE_NAMES) - drawn:
-        for suffix in ("svg", "png"):
-            path = out / "figures" / f"{name}.{suffix}"
-            try:
-                path.unlink(missing_ok=True)
-            except OSError as error:
-                raise SemkvError(f"cannot remove {path}: {error.strerror or error}") from error
+def _remove_stale(out: Path, written: set[str]) -> None:
+    """Figures and tables of an earlier report in the same folder must not stand beside this one."""
+    figures = {f"figures/{name}.{suffix}" for name in FIGURE_NAMES for suffix in ("svg", "png")}
+    for name in (figures | set(METHOD_FILES)) - written:
+        try:
+            (out / name).unlink(missing_ok=True)
+        except OSError as error:
+            raise SemkvError(f"cannot remove {out / name}: {error.strerror or error}") from error
 
 
 def _page(report: Report, frame: pd.DataFrame, context: dict, figures: list[Drawn]) -> dict:

@@ -40,6 +40,7 @@ from semkv_bench.report.marks import (
     series_of,
     spread,
 )
+from semkv_bench.report.method_figure import draw_methods
 from semkv_bench.report.panels import draw_rankings, draw_turns
 from semkv_bench.report.quality import paint_quality
 from semkv_bench.stats.result import Cliff, Report, SettingResult
@@ -263,7 +264,7 @@ _PAINTERS = {
         _paint_divergence,
     ),
 }
-_PANELS = {"metric_ranking": draw_rankings, "turns": draw_turns}
+_PANELS = {"methods_vs_cache_bits": draw_methods, "metric_ranking": draw_rankings, "turns": draw_turns}
 GRID_FIGURES = tuple(_PAINTERS)
 FIGURE_NAMES = (*GRID_FIGURES, *_PANELS)
 

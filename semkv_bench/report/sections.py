@@ -18,6 +18,7 @@ from semkv_bench.report.formatting import (
     signed,
     signed_interval,
 )
+from semkv_bench.report.methods import method_parts
 from semkv_bench.report.tables import Column, Table, table_of, with_interval
 from semkv_bench.stats.result import Ranking, Report, Turn, TurnDrift
 
@@ -39,8 +40,22 @@ class Section:
 
 def sections(report: Report) -> list[Section]:
     """The sections that ``report`` has numbers for, in reading order."""
-    made = (_residual(report), _interpolation(report), _rankings(report), _deletion(report), _turns(report))
+    made = (
+        _methods(report),
+        _residual(report),
+        _interpolation(report),
+        _rankings(report),
+        _deletion(report),
+        _turns(report),
+    )
     return [section for section in made if section is not None]
+
+
+def _methods(report: Report) -> Section | None:
+    if report.methods is None:
+        return None
+    finding, note, tables = method_parts(report)
+    return Section("methods", "Method against method", finding, note=note, tables=tables)
 
 
 def _difference(row: Any) -> str:

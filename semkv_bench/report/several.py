@@ -14,7 +14,7 @@ from semkv_bench.report.command import analysed_run, check_out
 from semkv_bench.report.overview import overview_rows, show_overview, write_overview
 from semkv_bench.stats.result import Report
 
-__all__ = ["OVERVIEWS", "make_overview"]
+__all__ = ["OVERVIEWS", "folders_of", "make_overview", "short_names"]
 
 OVERVIEWS = Path("results/overview")
 
@@ -37,10 +37,10 @@ def make_overview(config: DictConfig, given: dict[str, Any], console: Console) -
         raise UsageError(
             "model=NAME chooses a model of records=FILE; name the runs of one model in runs=, leave it out"
         )
-    folders, chosen = _folders(config.runs)
+    folders, chosen = folders_of(config.runs)
     out = Path(config.out or OVERVIEWS).expanduser()
     _check_out(out)
-    names = _names(folders)
+    names = short_names(folders)
     reports, left_out = [], []
     for folder, name in zip(folders, names, strict=True):
         try:
@@ -59,7 +59,7 @@ def make_overview(config: DictConfig, given: dict[str, Any], console: Console) -
     return out
 
 
-def _folders(runs: Any) -> tuple[list[Path], bool]:
+def folders_of(runs: Any) -> tuple[list[Path], bool]:
     """The folders meant, in order, and whether each was named (and not found by a wildcard)."""
     texts = list(runs) if isinstance(runs, (list, tuple, ListConfig)) else [runs]
     if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
@@ -84,7 +84,7 @@ def _folders(runs: Any) -> tuple[list[Path], bool]:
     return list(reversed(unique.values())), chosen
 
 
-def _names(folders: Sequence[Path]) -> list[str]:
+def short_names(folders: Sequence[Path]) -> list[str]:
     """Folders by as many of their last parts as tell them apart."""
     whole = [path.resolve() for path in folders]
     depth = 1

@@ -24,6 +24,7 @@ from semkv_bench.stats.equivalence import (
     reference_moments,
 )
 from semkv_bench.stats.guarded import guarded_interval, moments, score_interval, task_weights
+from semkv_bench.stats.methods import compared_methods
 from semkv_bench.stats.operating_point import candidates, choose, confirm, interval_of_choice
 from semkv_bench.stats.options import StatsOptions
 from semkv_bench.stats.pairing import PairedScores, pair
@@ -110,6 +111,7 @@ def analyze(
         sequential=None if look is None else _sequential(look, options),
         noise_floor=_noise_floor(settings),
         warnings=_warnings(whole),
+        methods=compared_methods(paired, settings, options, look),
         **comparisons(judged, paired, options, look) | {"n_units_recorded": recorded_units(records)},
     )
 

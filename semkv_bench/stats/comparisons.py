@@ -19,7 +19,7 @@ from semkv_bench.stats.result import NO_ENDS, Deletion, Interpolation
 from semkv_bench.stats.spending import Look
 from semkv_bench.stats.turns import by_turn, recorded_units, runaway_detector, turn_drift
 
-__all__ = ["comparisons", "deletion", "interpolation"]
+__all__ = ["comparisons", "deletion", "interpolation", "judged_columns"]
 
 _SAME_BITS = 1e-6
 # Pruning rounds to whole tokens, so equal memory may be recorded a little apart.
@@ -72,7 +72,7 @@ def interpolation(
     result = contrast_of(paired, mix_and_line, options, look)
     apart = contrast_of(paired, both_ends, options, look)
     words = ("on the line", "above the line", "below the line")
-    judged = _judged(result, options, words)
+    judged = judged_columns(result, options, words)
     return tuple(
         Interpolation(
             **_named(paired.settings[mix.index]),
@@ -143,7 +143,7 @@ def deletion(paired: PairedScores, options: StatsOptions, look: Look | None = No
 
     result = contrast_of(paired, sides, options, look)
     words = ("alike within the margin", "deletion loses less", "deletion loses more")
-    judged = dict(zip(matched, _judged(result, options, words), strict=True))
+    judged = dict(zip(matched, judged_columns(result, options, words), strict=True))
     scores = {pair: (result.value("first", k), result.value("second", k)) for k, pair in enumerate(matched)}
     return tuple(_deleted(paired, pair, metrics, judged, scores) for pair in pairs)
 
@@ -203,7 +203,7 @@ def _named(info: SettingInfo) -> dict:
     }
 
 
-def _judged(result: Contrast, options: StatsOptions, words: tuple[str, str, str]) -> list[dict]:
+def judged_columns(result: Contrast, options: StatsOptions, words: tuple[str, str, str]) -> list[dict]:
     """Difference, p-values and verdict per column; ``words`` are for alike, above and below."""
     eq, different = holm(result.p_equivalence), holm(result.p_difference)
     alike, above, below = words

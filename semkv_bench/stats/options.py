@@ -24,6 +24,7 @@ class StatsOptions:
     ``unpaired`` says what happens to rows that ``full`` or a setting lacks: "error", or "drop":
     then a verdict stands only if it also stands with every missing row counted as a total loss. ``sensitivity`` is
     "task" (the margin applies to the average over the tasks that can react) or "run" (over all tasks).
+    ``at_bits`` are the bits at which methods are compared with each other.
     ``looks`` are sample sizes, in planned examples, at which a sweep looks at its records and
     stops when everything that matters is decided; None looks once, at the end.
 
@@ -39,6 +40,7 @@ class StatsOptions:
     unpaired: str = "error"
     sensitivity: str = "task"
     looks: tuple[int, ...] | None = None
+    at_bits: tuple[float, ...] = (2.5, 3.0, 3.5, 4.5)
 
     def __post_init__(self) -> None:
         _number("margin", self.margin, 0.0, 1.0)
@@ -50,6 +52,7 @@ class StatsOptions:
         _choice("unpaired", self.unpaired, ("error", "drop"))
         _choice("sensitivity", self.sensitivity, ("task", "run"))
         object.__setattr__(self, "looks", _sizes(self.looks))
+        object.__setattr__(self, "at_bits", _bits(self.at_bits))
 
 
 def _number(name: str, value: object, low: float, high: float) -> None:
@@ -78,6 +81,17 @@ def _sizes(looks: object) -> tuple[int, ...] | None:
             f"stats.looks must be a list of growing numbers of examples, for example [40,80,120], got {looks!r}"
         )
     return tuple(looks)
+
+
+def _bits(at_bits: object) -> tuple[float, ...]:
+    numbers = isinstance(at_bits, (list, tuple)) and all(
+        isinstance(bits, (int, float)) and not isinstance(bits, bool) and 0 < bits <= 16 for bits in at_bits
+    )
+    if not numbers or not at_bits or len(set(at_bits)) < len(at_bits):
+        raise UsageError(
+            f"stats.at_bits must be a list of different numbers of bits, above 0 and at most 16, got {at_bits!r}"
+        )
+    return tuple(sorted(float(bits) for bits in at_bits))
 
 
 def _choice(name: str, value: object, choices: tuple[str, ...]) -> None:

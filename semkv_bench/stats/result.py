@@ -29,6 +29,9 @@ __all__ = [
     "Ends",
     "Interpolation",
     "Layers",
+    "MethodPair",
+    "MethodPoint",
+    "Methods",
     "MetricPair",
     "NoiseFloor",
     "OperatingPoint",
@@ -319,6 +322,50 @@ class Deletion(Comparison):
 
 
 @dataclass(frozen=True, kw_only=True)
+class MethodPair(Comparison):
+    """Two methods at equal ``bits``, each on the line between the neighbouring points of its own grid.
+
+    ``diff`` is first less second. ``diff_ci`` is of the pair by itself, ``diff_ci_all`` holds for all pairs together.
+    """
+
+    bits: float
+    first: str
+    second: str
+    first_score: float | None
+    second_score: float | None
+    diff_ci_all: Ends
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodPoint:
+    """A method at ``bits``: ``share`` of the way from ``lower`` to ``upper``; these are null beyond its grid's ends."""
+
+    bits: float
+    method: str
+    least_bits: float
+    most_bits: float
+    upper: str | None = None
+    lower: str | None = None
+    share: float | None = None
+    score: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Methods:
+    """Method against method at ``at_bits``; ``front`` are the settings that none is both cheaper and as good as.
+
+    ``priced_by`` says which bits are meant: ``cache_bits``, or ``effective_bits`` where records do not tell these.
+    """
+
+    priced_by: str
+    at_bits: tuple[float, ...]
+    methods: tuple[str, ...]
+    points: tuple[MethodPoint, ...]
+    pairs: tuple[MethodPair, ...]
+    front: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankedMetric:
     """One metric of a ranking, against the best of the sample and against the random control."""
 
@@ -452,6 +499,7 @@ class Report:
     noise_floor: NoiseFloor | None = None
     batching: Batching | None = None
     warnings: tuple[str, ...] = ()
+    methods: Methods | None = None
     interpolation: tuple[Interpolation, ...] = ()
     rankings: tuple[Ranking, ...] = ()
     deletion: tuple[Deletion, ...] = ()

@@ -1,0 +1,117 @@
+"""``semkv-bench compare``: methods of several runs against each other, where the runs differ in nothing else."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from omegaconf import DictConfig
+from rich.console import Console
+
+from semkv_bench import report
+from semkv_bench.errors import UsageError
+from semkv_bench.records.charter import changes
+from semkv_bench.records.folder import read_run
+from semkv_bench.report.command import check_out, portable
+from semkv_bench.report.several import folders_of, short_names
+from semkv_bench.stats import StatsOptions, analyze
+
+__all__ = ["check_comparable", "compare_runs", "joined"]
+
+# What a method's scores hang on besides the method; the list of examples last, since it follows from the others.
+_SAME = (
+    "model", "model_config", "weights", "generation_config", "layers", "engine", "protocol", "protocol_config",
+    "task", "tasks", "chance", "prompts", "seeds", "max_prompt_tokens", "max_new_tokens", "per_task", "examples",
+)  # fmt: skip
+_SAME_STATS = ("margin", "alpha", "average", "confidence", "sensitivity", "unpaired", "seed", "resamples")
+
+
+def compare_runs(config: DictConfig, given: Mapping[str, Any], console: Console) -> Path:
+    """Compare the methods of ``config.runs``, print the report and write it; returns its folder.
+
+    given: options of the statistics in place of the runs' own.
+
+    Raises:
+        UsageError: fewer than two runs, or runs that differ in more than their methods, with what differs.
+        MissingError: a folder that is not there, or holds no run.
+    """
+    folders, _ = folders_of(config.runs)
+    if len(folders) < 2:
+        raise UsageError("compare takes two runs or more: runs=[DIR,DIR]")
+    out = Path(config.out).expanduser()
+    check_out(out)
+    runs = [read_run(folder) for folder in folders]
+    names = short_names(folders)
+    charters = dict(zip(names, (charter for _, charter in runs), strict=True))
+    check_comparable(charters, given)
+    charter = runs[0][1]
+    fixed = {name: value for name, value in charter["stats"].items() if name != "looks"}
+    options = StatsOptions(**{**fixed, **given})
+    frame = joined([(name, frame) for name, (frame, _) in zip(names, runs, strict=True)])
+    result = analyze(frame, options, chance=charter["chance"], split=charter["hash"])
+    if result.methods is None:
+        raise UsageError("the runs hold one method between them; compare takes runs of different quantizers")
+    context = {
+        "source": ", ".join(portable(folder) for folder in folders),
+        "prompts": charter["prompts"],
+        "seeds": charter["seeds"],
+    }
+    written = report.write(result, frame, context, out)
+    report.show(result, context, console)
+    console.print(f"\ncomparison: {written['report.html']}", highlight=False, markup=False, soft_wrap=True)
+    return out
+
+
+def check_comparable(charters: Mapping[str, Mapping[str, Any]], given: Mapping[str, Any]) -> None:
+    """Raise UsageError, naming what differs, unless all ``charters``, by the name of their run, may be compared."""
+    (first, mine), *others = charters.items()
+    for name, charter in charters.items():
+        if "looks" in charter["stats"]:
+            raise UsageError(
+                f"{name} is a sequential run, which ends when its own methods are decided; compare whole runs"
+            )
+    for name, theirs in others:
+        differ = list(changes(_shared(mine), _shared(theirs), where=(f"in {first}", f"in {name}")))
+        if differ:
+            raise UsageError(
+                f"{first} and {name} are not of the same protocol and examples, so their methods cannot be compared: "
+                f"{differ[0]}"
+            )
+        for option in _SAME_STATS:
+            ours, other = (charter["stats"].get(option) for charter in (mine, theirs))
+            if ours != other and option not in given:
+                raise UsageError(
+                    f"{first} and {name} fixed different statistics (stats.{option}: {ours} and {other}); "
+                    f"give stats.{option}=... to compare them by"
+                )
+
+
+def _shared(charter: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {name: charter[name] for name in _SAME if name in charter}
+    if isinstance(kept.get("model_config"), dict):
+        # The weights' fingerprint says what lies there.
+        kept["model_config"] = {key: value for key, value in kept["model_config"].items() if key != "path"}
+    return kept
+
+
+def joined(runs: Sequence[tuple[str, pd.DataFrame]]) -> pd.DataFrame:
+    """Records of all runs, paired with the first run's ``full``; that of another one is its repeat, named by the run.
+
+    A method that several runs hold stays apart: its settings are named by their runs.
+    """
+    held = [set(frame["quantizer"].dropna()) for _, frame in runs]
+    several = {method for method in set().union(*held) if sum(method in own for own in held) > 1}
+    settings = [set(frame["setting"]) for _, frame in runs]
+    parts = []
+    for number, (name, frame) in enumerate(runs):
+        part = frame.copy()
+        again = part["quantizer"].isin(several)
+        if number:
+            before = set().union(*settings[:number])
+            # Deletion has no quantizer, and may have been run twice.
+            again |= part["setting"].isin(before)
+        mark = f" ({name})"
+        part.loc[again & part["quantizer"].notna(), "quantizer"] += mark
+        part.loc[again, "setting"] += mark
+        parts.append(part)
+    return pd.concat(parts, ignore_index=True)
