@@ -1,5 +1,6 @@
 """Serving formats against the engines' own arithmetic: gguf's, torch's, torchao's, and the formulas written out."""
 
+import json
 import re
 
 import gguf
@@ -8,6 +9,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from semkv_bench.cli import main
 from semkv_bench.config.choices import choice_file
 from semkv_bench.config.compose import build
 from semkv_bench.errors import UsageError
@@ -460,3 +462,13 @@ def test_keys_are_rotated_by_the_largest_matrix_that_fits():
     wide = torch.zeros(1, 1, 1, 128)
     wide[..., 0] = 1
     assert [int((s.transform[0].apply(wide)[0] != 0).sum()) for s in (made.keys, made.values)] == [128, 64]
+
+
+def test_the_command_prices_a_layer_that_is_coded(capsys):
+    """Without a model, the layers that a preset skips are none of those that are priced."""
+    asked = ["quantizer=vllm_turboquant_3bit_nc", "head_dim=128", "kv_heads=8", "tokens=32000", "--json"]
+    assert main(["storage", *asked]) == 0
+    row = json.loads(capsys.readouterr().out)
+    bits = [row[name] for name in ("cache_bits", "key_cache_bits", "value_cache_bits")]
+    assert bits == pytest.approx([3.1875, 3.125, 3.25]) and row["setting"] == "vllm_turboquant_3bit_nc"
+    assert main(["storage", "quantizer=nvfp4", "head_dim=40"]) == 2
