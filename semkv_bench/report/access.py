@@ -1,23 +1,86 @@
 """Parts of a report by name."""
 
-from semkv_bench.report.formatting import family, known
-from semkv_bench.stats.result import Cliff, Report, SettingResult
+from semkv_bench.report.formatting import (
+    bits_text,
+    count,
+    effective_text,
+    grid_point,
+    join,
+    known,
+    plural,
+    ratio,
+)
+from semkv_bench.stats.result import Cliff, OperatingPoint, Report, SettingResult
 
 __all__ = [
     "cliff_grid",
     "cliffs_of",
     "compared_settings",
+    "lengths_words",
     "metric_of",
     "ordered_settings",
+    "partly_coded",
+    "point_words",
+    "price_words",
     "quantizer_of",
     "reference_row",
     "repeats_of_reference",
+    "row_of",
     "sample_noun",
     "telling_settings",
     "tested_settings",
 ]
 
 _KIND_ORDER = {"full": 0, "uniform": 1, "mixed": 2, "prune": 3}
+
+
+def row_of(report: Report, setting: str | None) -> SettingResult | None:
+    """The row of ``setting``, None where there is none."""
+    return next((row for row in report.settings if row.setting == setting), None)
+
+
+def point_words(report: Report, setting: str | None, code_bits: float | None, unit: str = " bits") -> str:
+    """A point of the uniform grid in words; see :func:`semkv_bench.report.formatting.grid_point`."""
+    row = row_of(report, setting)
+    levels = row.levels if row is not None and row.kind == "uniform" else None
+    return grid_point(levels, setting, code_bits, unit)
+
+
+def partly_coded(report: Report) -> str:
+    """``1 of 6 layers is coded`` where not all are, else nothing."""
+    layers = report.layers
+    if layers is None or layers.quantized == layers.total:
+        return ""
+    return f"{layers.quantized} of {plural(layers.total, 'layer')} {'is' if layers.quantized == 1 else 'are'} coded"
+
+
+def price_words(row: SettingResult | OperatingPoint) -> str:
+    """What a setting stores: the whole cache at the run's lengths, and the coded part under its own name."""
+    coded = ""
+    if known(row.effective_bits):
+        coded = f"coded part {effective_text(row.effective_bits)} effective bits per value"
+    if known(row.cache_bits):
+        whole = (
+            f"whole cache {effective_text(row.cache_bits)} bits per value at these lengths, "
+            f"{ratio(16 / row.cache_bits, 1)} smaller than 16-bit"
+        )
+        return f"{whole} ({coded})" if coded else whole
+    if coded:
+        return f"{coded}, {ratio(16 / row.effective_bits, 1)} smaller than 16-bit"
+    return f"{bits_text(row.code_bits)} code bits (effective bits not recorded)"
+
+
+def lengths_words(row: SettingResult | None) -> str:
+    """How much smaller the whole cache is at other lengths, where that is known, else nothing."""
+    if row is None or not row.cache_at:
+        return ""
+    at = sorted((int(tokens), size.compression) for tokens, size in row.cache_at.items())
+    words = [f"{ratio(times, 1)} at {_tokens(tokens)}" for tokens, times in at]
+    return f"at other lengths the whole cache is smaller by {join(words)} tokens"
+
+
+def _tokens(number: int) -> str:
+    return f"{number // 1024}k" if number % 1024 == 0 else count(number)
 
 
 def sample_noun(report: Report) -> str:
@@ -27,7 +90,7 @@ def sample_noun(report: Report) -> str:
 
 def reference_row(report: Report) -> SettingResult | None:
     """The row of the reference itself."""
-    return next((row for row in report.settings if row.setting == report.reference), None)
+    return row_of(report, report.reference)
 
 
 def ordered_settings(report: Report) -> list[SettingResult]:
@@ -64,7 +127,7 @@ def repeats_of_reference(report: Report) -> list[SettingResult]:
 
 def quantizer_of(row: SettingResult) -> str | None:
     """The quantizer of a setting, as recorded or else as its name says."""
-    return row.quantizer or family(row.setting)
+    return row.quantizer or row.family
 
 
 def metric_of(row: SettingResult) -> str | None:

@@ -1,4 +1,4 @@
-"""What all figures share: style, colours, a bits axis whose labels never overlap, saving, inlining.
+"""What all figures share: style, colours, a bits axis whose labels do not collide, saving, inlining.
 
 Colours are those of Okabe and Ito, told apart with any common colour blindness. Every colour is drawn from
 ``PALETTE`` so that a figure set into a page can follow the page's light or dark theme.
@@ -6,12 +6,15 @@ Colours are those of Okabe and Ito, told apart with any common colour blindness.
 
 import contextlib
 import io
+import itertools
 import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from xml.sax.saxutils import escape
 
 import matplotlib
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -22,7 +25,7 @@ __all__ = [
     "SERIES_COLOURS",
     "Drawn",
     "drawing",
-    "free_row",
+    "hover",
     "inline_svg",
     "new_figure",
     "png_bytes",
@@ -75,8 +78,8 @@ _STYLE = {
     "svg.fonttype": "path",
     "savefig.facecolor": PALETTE["surface"],
 }
-_TICK_PAD = 4.0
-_ROWS = 3
+_WIDTH_OF_AXES, _CHARACTER = 0.84, 0.6  # of the figure; of the size of the type
+_HOVER = "_semkv_hover"
 _NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 
 
@@ -117,38 +120,31 @@ def new_figure(title: str, x_label: str, y_label: str) -> tuple[Figure, Axes]:
 
 
 def set_bits_axis(axes: Axes, bits: list[float], labels: list[str], first: list[float]) -> None:
-    """Tick every grid point and label as many as fit, in up to three rows below the axis.
+    """Tick every grid point; labels that would collide are turned upright, and thinned where that is not enough.
 
-    ``first`` are the points whose labels are placed before all others. Set the limits of the axis before.
+    ``first`` are the points that keep their labels before all others. Set the limits of the axis before.
     """
-    axes.set_xticks(bits, labels=labels, linespacing=1.15)
-    figure = axes.get_figure()
-    figure.draw_without_rendering()
-    renderer = figure.canvas.get_renderer()
-    ticks = axes.xaxis.get_major_ticks()[: len(bits)]
-    boxes = [tick.label1.get_window_extent(renderer) for tick in ticks]
-    row_height = max((box.height for box in boxes), default=0.0) * 72 / figure.dpi + 3
-    order = sorted(
-        range(len(bits)), key=lambda index: (bits[index] not in first, bits[index] % 1 > 1e-9, bits[index])
-    )
-    rows: list[list] = [[] for _ in range(_ROWS)]
-    blank = list(labels)
-    for index in order:
-        row = free_row(rows, boxes[index], gap=4 * figure.dpi / 72)
-        if row is None:
-            blank[index] = ""
-            continue
-        rows[row].append(boxes[index])
-        ticks[index].set_pad(_TICK_PAD + row * row_height)
-    axes.set_xticks(bits, labels=blank, linespacing=1.15)
+    low, high = axes.get_xlim()
+    room = _WIDTH_OF_AXES * FIGURE_SIZE[0] * 72 / (high - low)  # points of a page for one bit
+    size = _STYLE["xtick.labelsize"]
+    gaps = [(after - before) * room for before, after in itertools.pairwise(bits)]
+    longest = max((len(label) for label in labels), default=0)
+    upright = bool(gaps) and min(gaps) < _CHARACTER * size * (longest + 1)
+    need = 1.2 * size if upright else 0.0
+    shown: list[float] = []
+    for place in sorted(bits, key=lambda value: (value not in first, value % 1 > 1e-9, value)):
+        if all(abs(place - other) * room >= need for other in shown):
+            shown.append(place)
+    kept = [label if place in shown else "" for place, label in zip(bits, labels, strict=True)]
+    axes.set_xticks(bits, labels=kept, rotation=90 if upright else 0)
 
 
-def free_row(rows: list[list], box, gap: float) -> int | None:
-    """The first of ``rows`` of boxes in which ``box`` has its width and ``gap`` to itself; None: in none."""
-    for number, row in enumerate(rows):
-        if all(box.x1 + gap <= other.x0 or other.x1 + gap <= box.x0 for other in row):
-            return number
-    return None
+def hover(artist: Artist, words: str) -> None:
+    """Let the SVG say ``words`` when the pointer rests on ``artist``."""
+    figure = artist.get_figure()
+    told = figure.__dict__.setdefault(_HOVER, {})
+    artist.set_gid(f"told{len(told)}")
+    told[artist.get_gid()] = words
 
 
 def settle(figure: Figure) -> None:
@@ -161,7 +157,10 @@ def svg_text(figure: Figure) -> str:
     """The figure as a stand-alone SVG file: no date, the same bytes each time."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata=_NO_METADATA)
-    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
+    text = buffer.getvalue()
+    for gid, words in figure.__dict__.get(_HOVER, {}).items():
+        text = text.replace(f'<g id="{gid}">', f'<g id="{gid}">\n<title>{escape(words)}</title>', 1)
+    return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
 
 
 def png_bytes(figure: Figure) -> bytes:

@@ -1,7 +1,7 @@
 """From a run folder or a file of foreign scores to the written report."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from semkv_bench.files import check_writable
 from semkv_bench.plan.plan import stats_options
 from semkv_bench.records.folder import read_run, read_sessions
 from semkv_bench.records.foreign import read_records
+from semkv_bench.records.prompts import read_prompts
 from semkv_bench.records.runs import RUNS, newest_run
 from semkv_bench.records.schema import EXAMPLE
 from semkv_bench.report.standing import Standing, last_look
@@ -47,6 +48,7 @@ class _Source:
     out: Path
     own: bool = False
     planned: int | None = None
+    prompts: Mapping[tuple, Mapping[str, Any]] = field(default_factory=dict)
     standing: Standing | None = None
     split: str = ""
 
@@ -87,7 +89,7 @@ def run_report(path: Path, console: Console) -> tuple[Report, Path]:
 
 def _write_and_show(source: _Source, console: Console) -> Report:
     result = _analysed(source)
-    written = report.write(result, source.frame, source.context, source.out)
+    written = report.write(result, source.frame, source.context, source.out, source.prompts)
     report.show(result, source.context, console)
     where = f"\nreport: {written.get('report.html', source.out)}"
     console.print(where, highlight=False, markup=False, soft_wrap=True)
@@ -187,7 +189,17 @@ def _of_run(path: Path, given: dict[str, Any]) -> _Source:
     planned = charter["examples"]["count"] if standing is None else standing.complete_at
     as_fixed = all(getattr(options, name) == getattr(fixed, name) for name in _DECIDING)
     return _Source(
-        frame, options, as_fixed, charter["chance"], context, path, True, planned, standing, charter["hash"]
+        frame=frame,
+        options=options,
+        preregistered=as_fixed,
+        chance=charter["chance"],
+        context=context,
+        out=path,
+        own=True,
+        planned=planned,
+        prompts=read_prompts(path),
+        standing=standing,
+        split=charter["hash"],
     )
 
 

@@ -1,30 +1,28 @@
-"""What the written reports say beside their tables: key numbers, samples, what was run, how to read it."""
+"""What the written reports say beside their tables: key numbers, what was run, how to read it."""
 
 from dataclasses import dataclass
-
-import pandas as pd
 
 from semkv_bench.report.access import (
     cliff_grid,
     cliffs_of,
+    lengths_words,
+    partly_coded,
+    point_words,
+    price_words,
     reference_row,
     repeats_of_reference,
+    row_of,
     sample_noun,
-    tested_settings,
 )
 from semkv_bench.report.formatting import (
-    bits_text,
     clean,
     count,
     divergence,
-    effective_text,
     fixed,
-    grid_point,
     interval,
     known,
     percent,
     plural,
-    ratio,
     signed,
     signed_interval,
 )
@@ -32,19 +30,29 @@ from semkv_bench.report.verdict import interval_words
 from semkv_bench.stats.result import Cliff, Report, RunawayDetector
 
 __all__ = [
+    "GLOSSARY",
     "Card",
-    "Prediction",
-    "Sample",
     "cards",
     "incomplete",
     "reading_notes",
     "remarks",
     "run_facts",
-    "samples",
 ]
 
-_LONGEST_PREDICTION = 600
 _MOST_TASKS_NAMED = 24
+
+# What a heading or a card means, told when the pointer rests on it.
+GLOSSARY = {
+    "code bits": "log2 of the number of levels: what a code needs; 16 levels are 4 bits, called int4 elsewhere",
+    "effective bits": "bits per value of the coded part: packed codes and their scales, zero points or norms",
+    "cache bits": "bits per value over all that the cache stored at the run's lengths, coded or not",
+    "difference [interval]": "score less that of full precision, example by example; the interval holds what the "
+    "sample leaves open",
+    "verdict": "what the sample shows of a drop beyond the margin: ruled out, shown, or not settled",
+    "margin": "the largest loss of the average score, on the 0 to 1 scale, that is agreed to be of no consequence",
+    "runaway": "share of answers that hit the token limit or loop",
+    "KL": "mean divergence, in nats, of the next-token distributions from full precision",
+}
 
 
 @dataclass(frozen=True)
@@ -54,25 +62,6 @@ class Card:
     title: str
     value: str
     note: str
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What one setting answered."""
-
-    setting: str
-    role: str
-    score: str
-    text: str
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One example and its predictions, the reference first."""
-
-    task: str
-    example_id: str
-    predictions: tuple[Prediction, ...]
 
 
 def cards(report: Report) -> list[Card]:
@@ -98,7 +87,7 @@ def _cliff_card(report: Report, quantizer: str | None, cliff: Cliff) -> Card:
     if cliff.status == "located":
         value = interval_words(cliff.lower_bits, cliff.upper_bits)
         ends = [
-            grid_point(getattr(cliff, f"{end}_setting"), getattr(cliff, f"{end}_bits"), "")
+            point_words(report, getattr(cliff, f"{end}_setting"), getattr(cliff, f"{end}_bits"), "")
             for end in ("lower", "upper")
         ]
         note = f"collapses at {ends[0]}, holds at {ends[1]}"
@@ -119,71 +108,12 @@ def _point_card(report: Report) -> Card:
     point = report.operating_point
     if point is None:
         return Card("Cheapest safe cache", "none", "no setting is shown to be no worse than full")
-    if not known(point.effective_bits):
-        return Card("Cheapest safe cache", clean(point.setting), f"{bits_text(point.code_bits)} code bits")
-    smaller = f"{ratio(point.compression, 1)} smaller"
-    note = f"{effective_text(point.effective_bits)} effective bits per value, {smaller}"
+    note = price_words(point)
+    if partly := partly_coded(report):
+        note += f"; {partly}"
+    if at := lengths_words(row_of(report, point.setting)):
+        note += f"; {at}"
     return Card("Cheapest safe cache", clean(point.setting), note)
-
-
-def samples(report: Report, frame: pd.DataFrame, most: int = 6) -> list[Sample]:
-    """Examples that lost most at the cliff, with what the reference and both sides of it answered.
-
-    Spread over the tasks; empty where ``frame`` holds no predictions.
-    """
-    if "prediction" not in frame or frame["prediction"].isna().all():
-        return []
-    roles = _roles(report)
-    keys = [key for key in ("task", "example_id", "seed", "turn") if key in frame]
-    chosen = frame[frame["setting"].isin(list(roles)) & frame["prediction"].notna()].drop_duplicates(
-        [*keys, "setting"]
-    )
-    scores = chosen.set_index([*keys, "setting"]).score.unstack("setting")
-    if report.reference not in scores or len(scores.columns) < 2:
-        return []
-    losing = next(name for name in reversed(list(roles)) if name in scores)
-    loss = (scores[report.reference] - scores[losing]).rename("loss").reset_index().dropna()
-    loss = loss.sort_values(["loss", *keys], ascending=[False] + [True] * len(keys), kind="stable")
-    loss["turn_of_task"] = loss.groupby("task").cumcount()
-    picked = loss.sort_values("turn_of_task", kind="stable").head(most)
-    by_key = dict(list(chosen.groupby(keys, sort=False)))
-    several = "turn" in keys and frame["turn"].nunique() > 1
-    chosen_keys = [tuple(row[key] for key in keys) for _, row in picked.iterrows()]
-    return [_sample(key, by_key, roles, key[keys.index("turn")] if several else None) for key in chosen_keys]
-
-
-def _roles(report: Report) -> dict[str, str]:
-    """Settings to show, and why: the reference, one that holds, one that collapses."""
-    cliff, point = report.cliff, report.operating_point
-    roles = {report.reference: "reference"}
-    holds = cliff.upper_setting or (point.setting if point else None)
-    if holds:
-        roles.setdefault(holds, "holds")
-    grid = [row for row in tested_settings(report) if row.kind == "uniform" and known(row.code_bits)]
-    lowest = min(grid, key=lambda row: row.code_bits).setting if grid else None
-    collapses = cliff.lower_setting or lowest
-    if collapses:
-        roles.setdefault(collapses, "collapses" if cliff.lower_setting else "fewest bits")
-    return roles
-
-
-def _sample(key: tuple, by_key: dict, roles: dict[str, str], turn: int | None) -> Sample:
-    part = by_key[key].set_index("setting")
-    predictions = tuple(
-        Prediction(
-            clean(name), role, fixed(float(part.loc[name, "score"])), _cut(part.loc[name, "prediction"])
-        )
-        for name, role in roles.items()
-        if name in part.index
-    )
-    name = clean(key[1]) if turn is None else f"{clean(key[1])}, turn {int(turn) + 1}"
-    return Sample(clean(key[0]), name, predictions)
-
-
-def _cut(text: object) -> str:
-    text = clean(text, keep_lines=True)
-    left = len(text) - _LONGEST_PREDICTION
-    return text if left <= 0 else f"{text[:_LONGEST_PREDICTION]} … ({left:,} more characters)"
 
 
 def run_facts(report: Report, context: dict) -> list[tuple[str, str]]:

@@ -11,6 +11,7 @@ from semkv_bench.report.axes import (
     PALETTE,
     Drawn,
     drawing,
+    hover,
     new_figure,
     png_bytes,
     set_bits_axis,
@@ -18,12 +19,12 @@ from semkv_bench.report.axes import (
     svg_text,
 )
 from semkv_bench.report.formatting import (
+    bits_text,
     clean,
     divergence,
     effective_text,
     fixed,
     known,
-    levels_of,
     p_value,
     percent,
     shorten,
@@ -43,6 +44,7 @@ from semkv_bench.report.marks import (
 from semkv_bench.report.method_figure import draw_methods
 from semkv_bench.report.panels import draw_rankings, draw_turns
 from semkv_bench.report.quality import paint_quality
+from semkv_bench.report.verdict import interval_words
 from semkv_bench.stats.result import Cliff, Report, SettingResult
 
 __all__ = ["FIGURE_NAMES", "GRID_FIGURES", "Drawn", "draw_all"]
@@ -87,7 +89,7 @@ def _paint_score(report: Report, points: list[SettingResult], axes: Axes) -> Non
             )
         reference_line(axes, reference.score, fixed(reference.score))
     _bits_axis(report, points, axes)
-    draw_series(axes, spread(points, "code_bits"), "code_bits", "score", "score_ci")
+    draw_series(axes, points, spread(points, "code_bits"), "score", "score_ci")
     axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
 
 
@@ -95,15 +97,15 @@ def _paint_difference(report: Report, points: list[SettingResult], axes: Axes) -
     margin_band(axes, report, 0.0)
     axes.axhline(0, color=PALETTE["ink"], lw=1.2)
     _bits_axis(report, points, axes)
-    points = spread(points, "code_bits")
-    draw_grid_lines(axes, points, "code_bits", "diff")
+    places = spread(points, "code_bits")
+    draw_grid_lines(axes, points, places, "diff")
     for verdict, (marker, colour, filled) in _VERDICT_MARKS.items():
         rows = [row for row in points if row.verdict == verdict]
         if rows:
             draw_marks(
                 axes,
                 rows,
-                ("code_bits", "diff", "diff_ci"),
+                (places, "diff", "diff_ci"),
                 (marker, colour),
                 verdict,
                 lambda row, f=filled: f,
@@ -125,12 +127,12 @@ def _paint_runaway(report: Report, points: list[SettingResult], axes: Axes) -> N
     if reference is not None and known(reference.runaway_rate):
         reference_line(axes, reference.runaway_rate, percent(reference.runaway_rate))
     _bits_axis(report, points, axes)
-    points = spread(points, "code_bits")
+    places = spread(points, "code_bits")
     alpha = report.alpha
-    draw_grid_lines(axes, points, "code_bits", "runaway_rate")
+    draw_grid_lines(axes, points, places, "runaway_rate")
     tested = [row for row in points if known(row.runaway_p) and row.runaway_p < alpha]
     rest = [row for row in points if row not in tested]
-    ends = ("code_bits", "runaway_rate", None)
+    ends = (places, "runaway_rate", None)
     if tested:
         draw_marks(
             axes,
@@ -146,38 +148,11 @@ def _paint_runaway(report: Report, points: list[SettingResult], axes: Axes) -> N
     top = max(0.1, *rates) * 1.1
     axes.set_ylim(-0.03 * top, top)
     axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}%")
-    _name_chances(points, axes)
-
-
-def _name_chances(points: list[SettingResult], axes: Axes) -> None:
-    """The exact McNemar p beside every grid point, as far as the labels do not run into each other."""
-    figure = axes.get_figure()
-    figure.draw_without_rendering()
-    renderer = figure.canvas.get_renderer()
-    taken: list = []
-    for row in points:
-        if row.kind != "uniform" or not known(row.runaway_p):
-            continue
-        value = p_value(row.runaway_p)
-        text = axes.annotate(
-            f"p{value}" if value[0] in "<>" else f"p={value}",
-            (row.code_bits, row.runaway_rate),
-            xytext=(5, 5),
-            textcoords="offset points",
-            fontsize=6.5,
-            color=PALETTE["muted"],
-            bbox={"fc": PALETTE["surface"], "ec": "none", "alpha": 0.8, "pad": 0.5},
-        )
-        box = text.get_window_extent(renderer)
-        if any(box.overlaps(other) for other in taken):
-            text.remove()
-            continue
-        taken.append(box)
 
 
 def _paint_divergence(report: Report, points: list[SettingResult], axes: Axes) -> None:
     _bits_axis(report, points, axes)
-    points = spread(points, "code_bits")
+    places = spread(points, "code_bits")
     positive = [row for row in points if row.kl > 0]
     zeros = [row for row in points if row.kl <= 0]
     values = [row.kl for row in positive]
@@ -187,10 +162,10 @@ def _paint_divergence(report: Report, points: list[SettingResult], axes: Axes) -
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.yaxis.set_minor_formatter(NullFormatter())
         axes.set_ylim(min(values) / (6 if zeros else 2), max(values) * 2)
-    draw_series(axes, positive if logarithmic else points, "code_bits", "kl", None)
+    draw_series(axes, positive if logarithmic else points, places, "kl", None)
     if logarithmic and zeros:
         floor = [axes.get_ylim()[0] * 1.25] * len(zeros)
-        x = [row.code_bits for row in zeros]
+        x = [places[row.setting] for row in zeros]
         axes.plot(
             x,
             floor,
@@ -237,8 +212,8 @@ _PAINTERS = {
         _paint_difference,
     ),
     "quality_vs_effective_bits": _Painter(
-        "Quality against effective bits",
-        "effective bits per value (codes and metadata)",
+        "Quality against stored bits",
+        "coded part: effective bits per value (codes and metadata)",
         "score (0 to 1)",
         lambda row: known(row.effective_bits) and known(row.score),
         lambda row: f"{fixed(row.score)} at {effective_text(row.effective_bits)} bits",
@@ -287,6 +262,7 @@ def _bits_axis(report: Report, points: list[SettingResult], axes: Axes) -> None:
         own = (s.colour for s in series_of(points) if s.kind == "uniform" and s.quantizer == quantizer)
         colour = "vermillion" if len(cliffs) == 1 else next(own, "muted")
         _shade_cliff(axes, cliff, colour, quantizer if len(cliffs) > 1 else None)
+        _mark_steepest(axes, cliff, colour)
 
 
 def _tick_label(rows: list[SettingResult]) -> str:
@@ -294,13 +270,12 @@ def _tick_label(rows: list[SettingResult]) -> str:
     bits = f"{rows[0].code_bits:.3f}".rstrip("0").rstrip(".")
     names = {_point_name(row) for row in rows}
     name = names.pop() if len(names) == 1 else ""
-    return f"{name}\n{bits}" if name else bits
+    return f"{bits} ({name})" if name else bits
 
 
 def _point_name(row: SettingResult) -> str:
-    levels = levels_of(row.setting, row.kind)
-    if levels:
-        return f"L={levels}"
+    if row.levels and row.kind == "uniform":
+        return f"L={row.levels}"
     return shorten(clean(row.setting), _LONGEST_TICK) if row.kind == "uniform" else ""
 
 
@@ -313,16 +288,41 @@ def _shade_cliff(axes: Axes, cliff: Cliff, colour: str, quantizer: str | None) -
     if cliff.status == "undetermined" or not low < high:
         return
     name = f"cliff, {shorten(clean(quantizer), 20)}" if quantizer else None
-    axes.axvspan(low, high, color=PALETTE[colour], alpha=0.13, lw=0, label=name)
+    band = axes.axvspan(low, high, color=PALETTE[colour], alpha=0.13, lw=0, label=name)
+    hover(
+        band, f"cliff, where the verdicts put it: {interval_words(cliff.lower_bits, cliff.upper_bits)} bits"
+    )
     if name is None:
-        axes.text(
-            (low + high) / 2,
-            1.02,
-            "cliff",
-            color=PALETTE[colour],
-            ha="center",
-            va="bottom",
-            fontsize=9,
-            fontweight="bold",
-            transform=axes.get_xaxis_transform(),
-        )
+        _above((low + high) / 2, "cliff", colour, axes)
+
+
+def _mark_steepest(axes: Axes, cliff: Cliff, colour: str) -> None:
+    """Where the averages fall most between two grid points, as a bracket above the axes."""
+    fall = cliff.steepest
+    if fall is None:
+        return
+    (line,) = axes.plot(
+        [fall.lower_bits, fall.upper_bits],
+        [1.0, 1.0],
+        color=PALETTE[colour],
+        lw=2.5,
+        solid_capstyle="butt",
+        clip_on=False,
+        transform=axes.get_xaxis_transform(),
+        label=f"steepest fall, {bits_text(fall.upper_bits)} to {bits_text(fall.lower_bits)} bits",
+    )
+    hover(line, f"steepest fall: {signed(-fall.drop)} from {fall.upper_setting} to {fall.lower_setting}")
+
+
+def _above(place: float, words: str, colour: str, axes: Axes) -> None:
+    axes.text(
+        place,
+        1.02,
+        words,
+        color=PALETTE[colour],
+        ha="center",
+        va="bottom",
+        fontsize=9,
+        fontweight="bold",
+        transform=axes.get_xaxis_transform(),
+    )

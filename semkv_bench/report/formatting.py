@@ -1,7 +1,6 @@
 """How one value of a report is written: enough digits to decide by, none that mean nothing."""
 
 import math
-import re
 import unicodedata
 
 __all__ = [
@@ -11,13 +10,11 @@ __all__ = [
     "count",
     "divergence",
     "effective_text",
-    "family",
     "fixed",
     "grid_point",
     "interval",
     "join",
     "known",
-    "levels_of",
     "p_value",
     "percent",
     "plain_data",
@@ -30,8 +27,8 @@ __all__ = [
 
 DASH = "–"
 
-_UNIFORM_NAME = re.compile(r"(?:^|-)L(?P<levels>\d+)$")
-_FAMILY = re.compile(r"^(?P<family>.+?)-[LK]\d")
+# What whole numbers of bits are called elsewhere.
+_INTEGERS = {4: "int2", 16: "int4", 256: "int8"}
 _TURNS_TEXT = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
 
@@ -129,27 +126,16 @@ def _trimmed(value: float | None, fewest: int) -> str:
     return f"{whole}.{decimals[:fewest]}{decimals[fewest:].rstrip('0')}"
 
 
-def levels_of(setting: str | None, kind: str = "uniform") -> int | None:
-    """Number of levels in the name of a uniform setting, such as ``affine-L5``; None where it names none.
+def grid_point(levels: int | None, setting: str | None, code_bits: float | None, unit: str = " bits") -> str:
+    """A point of the uniform grid in words, such as ``2.807 bits (L=7)``, ``4.0 bits (L=16, int4)``.
 
-    Bits do not tell: a format of 4 bits, such as a floating-point one, need not have 16 levels.
+    Bits do not tell the levels: a format of 4 bits, such as a floating-point one, need not have 16; without
+    ``levels`` the setting's name stands there.
     """
-    match = _UNIFORM_NAME.search(setting or "") if kind == "uniform" else None
-    return int(match["levels"]) if match else None
-
-
-def family(setting: str) -> str | None:
-    """The quantizer in a setting's name (``affine-L5`` gives ``affine``); None where it names none."""
-    match = _FAMILY.match(setting)
-    return match["family"] if match else None
-
-
-def grid_point(setting: str | None, code_bits: float | None, unit: str = " bits") -> str:
-    """A point of the uniform grid in words, such as ``2.807 bits (L=7)``, or ``4.0 bits (int4)``."""
-    levels = levels_of(setting)
-    if levels is not None:
-        return f"{bits_text(code_bits)}{unit} (L={levels})"
-    return f"{bits_text(code_bits)}{unit}" + (f" ({clean(setting)})" if setting else "")
+    if levels is None:
+        return f"{bits_text(code_bits)}{unit}" + (f" ({clean(setting)})" if setting else "")
+    also = f", {_INTEGERS[levels]}" if levels in _INTEGERS else ""
+    return f"{bits_text(code_bits)}{unit} (L={levels}{also})"
 
 
 def join(words: list[str], last: str = "and") -> str:

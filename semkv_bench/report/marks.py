@@ -2,14 +2,23 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from semkv_bench.report.access import metric_of, quantizer_of
-from semkv_bench.report.axes import FIGURE_SIZE, PALETTE, SERIES_COLOURS
-from semkv_bench.report.formatting import clean, known, shorten
+from semkv_bench.report.axes import FIGURE_SIZE, PALETTE, SERIES_COLOURS, hover
+from semkv_bench.report.formatting import (
+    bits_text,
+    clean,
+    effective_text,
+    fixed,
+    interval,
+    known,
+    p_value,
+    shorten,
+)
 from semkv_bench.stats.result import Report, SettingResult
 
 __all__ = [
@@ -67,8 +76,8 @@ def series_of(points: list[SettingResult]) -> list[Series]:
     return made
 
 
-def spread(points: list[SettingResult], x: str) -> list[SettingResult]:
-    """``points`` with those of equal ``x`` moved side by side; uniform settings stay where they are."""
+def spread(points: list[SettingResult], x: str) -> dict[str, float]:
+    """Places of ``points`` by setting: their ``x``, equal ones side by side; uniform settings stay where they are."""
     places = sorted({getattr(row, x) for row in points})
     span = places[-1] - places[0] if len(places) > 1 else 1.0
     columns: list[list[float]] = []
@@ -83,7 +92,7 @@ def spread(points: list[SettingResult], x: str) -> list[SettingResult]:
         here = [row for row in points if getattr(row, x) in column]
         gaps = [abs(middles[k] - middles[n]) for n in (k - 1, k + 1) if 0 <= n < len(middles)]
         moved |= _side_by_side(here, middles[k], min(gaps, default=span), span)
-    return [replace(row, **{x: moved.get(row.setting, getattr(row, x))}) for row in points]
+    return {row.setting: moved.get(row.setting, getattr(row, x)) for row in points}
 
 
 def _side_by_side(rows: list[SettingResult], middle: float, gap: float, span: float) -> dict[str, float]:
@@ -118,20 +127,20 @@ def reference_line(axes: Axes, value: float, words: str) -> None:
 def draw_series(
     axes: Axes,
     points: list[SettingResult],
-    x: str,
+    x: dict[str, float],
     y: str,
     bounds: str | None,
     filled: Callable[[SettingResult], bool] = lambda row: True,
     joined: bool = True,
 ) -> None:
-    """Every series of ``points`` at their ``x`` and ``y`` with the intervals ``bounds``; grids ``joined``."""
+    """Every series of ``points`` at places ``x``, height ``y``, with intervals ``bounds``; grids ``joined``."""
     for series in series_of(points):
         if joined and series.kind == "uniform":
             _line(axes, series.rows, x, y, series.colour, 1.4)
         draw_marks(axes, series.rows, (x, y, bounds), (series.marker, series.colour), series.label, filled)
 
 
-def draw_grid_lines(axes: Axes, points: list[SettingResult], x: str, y: str) -> None:
+def draw_grid_lines(axes: Axes, points: list[SettingResult], x: dict[str, float], y: str) -> None:
     """Lines through the grid; in the quantizers' colours where there are several."""
     grids = [series for series in series_of(points) if series.kind == "uniform"]
     for series in grids:
@@ -144,28 +153,28 @@ def draw_grid_lines(axes: Axes, points: list[SettingResult], x: str, y: str) -> 
 def _line(axes, rows, x, y, colour, width, label=None) -> None:
     values = [getattr(row, y) for row in rows]
     axes.plot(
-        [getattr(row, x) for row in rows], values, color=PALETTE[colour], lw=width, label=label, zorder=2
+        [x[row.setting] for row in rows], values, color=PALETTE[colour], lw=width, label=label, zorder=2
     )
 
 
 def draw_marks(
     axes: Axes,
     rows: list[SettingResult],
-    keys: tuple[str, str, str | None],
+    keys: tuple[dict[str, float], str, str | None],
     mark: tuple[str, str],
     label: str,
     filled: Callable[[SettingResult], bool],
 ) -> None:
     """Points with their intervals; a hollow marker where ``filled(row)`` is false.
 
-    keys: fields of the position and of the interval (None: no interval); mark: marker and colour.
+    keys: places by setting, fields of the height and of its interval (None: no interval); mark: marker and colour.
     """
     x, y, bounds = keys
     marker, colour = mark
     for row in rows if bounds else []:
         if all(known(end) for end in getattr(row, bounds)):
             axes.plot(
-                [getattr(row, x)] * 2,
+                [x[row.setting]] * 2,
                 getattr(row, bounds),
                 color=PALETTE[colour],
                 lw=1.2,
@@ -173,20 +182,33 @@ def draw_marks(
                 ms=4,
                 zorder=2,
             )
-    for full in (True, False):
-        chosen = [row for row in rows if bool(filled(row)) is full]
-        if chosen:
-            axes.plot(
-                [getattr(row, x) for row in chosen],
-                [getattr(row, y) for row in chosen],
-                marker,
-                ms=SMALL,
-                mew=1.3,
-                color=PALETTE[colour],
-                mfc=PALETTE[colour] if full else PALETTE["surface"],
-                zorder=3,
-                label=label,
-            )
+    for row in rows:
+        (point,) = axes.plot(
+            x[row.setting],
+            getattr(row, y),
+            marker,
+            ms=SMALL,
+            mew=1.3,
+            color=PALETTE[colour],
+            mfc=PALETTE[colour] if filled(row) else PALETTE["surface"],
+            zorder=3,
+            label=label,
+        )
+        hover(point, _told(row, y, bounds))
+
+
+def _told(row: SettingResult, y: str, bounds: str | None) -> str:
+    """What a point says when the pointer rests on it."""
+    words = f"{clean(row.setting)}: {y.replace('_', ' ')} {fixed(getattr(row, y))}"
+    if bounds and all(known(end) for end in getattr(row, bounds)):
+        words += f" {interval(getattr(row, bounds))}"
+    bits = [f"{bits_text(row.code_bits)} code bits"] if known(row.code_bits) else []
+    bits += [f"coded part {effective_text(row.effective_bits)} bits"] if known(row.effective_bits) else []
+    bits += [f"whole cache {effective_text(row.cache_bits)} bits"] if known(row.cache_bits) else []
+    chance = (
+        f", exact McNemar p {p_value(row.runaway_p)}" if y == "runaway_rate" and known(row.runaway_p) else ""
+    )
+    return f"{words}{chance}; {', '.join([*bits, row.verdict])}"
 
 
 def draw_legend(figure: Figure, axes: Axes) -> None:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from semkv_bench.report.access import ordered_settings
+from semkv_bench.report.axes import Drawn
+from semkv_bench.report.examples import Example
 from semkv_bench.report.formatting import (
     DASH,
     clean,
@@ -29,13 +31,29 @@ _MOST_NAMED = 3
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, what it found in words, how to read it, and tables with their captions."""
+    """A heading and what stands under it, each part where there is something to say.
+
+    ``finding`` is what was found in words, ``note`` how to read it, ``points`` single statements, ``terms`` pairs of
+    a name and its words, ``texts`` pairs of a heading and a long text. A ``folded`` section is opened by who wants
+    it and is not printed.
+    """
 
     name: str
     title: str
-    finding: str
-    note: str
-    tables: tuple[tuple[str, Table], ...]
+    finding: str = ""
+    note: str = ""
+    points: tuple[str, ...] = ()
+    tables: tuple[tuple[str, Table], ...] = ()
+    figures: tuple[Drawn, ...] = ()
+    examples: tuple[Example, ...] = ()
+    terms: tuple[tuple[str, str], ...] = ()
+    texts: tuple[tuple[str, str], ...] = ()
+    folded: bool = False
+
+    @property
+    def empty(self) -> bool:
+        """Is there nothing under the heading?"""
+        return not (self.points or self.tables or self.figures or self.examples or self.terms or self.texts)
 
 
 def sections(report: Report) -> list[Section]:
@@ -124,7 +142,7 @@ def _interpolation(report: Report) -> Section | None:
         "Mixes against the line between their ends",
         _tally(rows, ("on the line", "above the line", "below the line", "not decided"), "mix", "mixes"),
         note,
-        (("", table_of(rows, _LINE)),),
+        tables=(("", table_of(rows, _LINE)),),
     )
 
 
@@ -150,7 +168,9 @@ def _rankings(report: Report) -> Section | None:
         "Importance metrics ranked",
         " ".join(_group_words(group) for group in groups[:_MOST_NAMED]),
         note,
-        tuple((_group_caption(group), table_of(group.metrics, _ranking_columns(group))) for group in groups),
+        tables=tuple(
+            (_group_caption(group), table_of(group.metrics, _ranking_columns(group))) for group in groups
+        ),
     )
 
 
@@ -235,7 +255,7 @@ def _deletion(report: Report) -> Section | None:
         "Deletion against low-precision retention",
         finding if matched else "No coded setting takes as little memory as the pruned ones.",
         note,
-        (("", table_of(rows, _RETAINED)),),
+        tables=(("", table_of(rows, _RETAINED)),),
     )
 
 
@@ -268,7 +288,9 @@ def _residual(report: Report) -> Section | None:
         "would have shown is the smallest average loss that this sample, with its paired spread, detects four "
         "times in five (guarded, two-sided, not adjusted); losses below it go unseen."
     )
-    return Section("residual", "What is left above the cliff", finding, note, (("", table_of(rows, _LEFT)),))
+    return Section(
+        "residual", "What is left above the cliff", finding, note, tables=(("", table_of(rows, _LEFT)),)
+    )
 
 
 def _some(rows: Sequence[Any]) -> str:
@@ -303,7 +325,7 @@ def _turns(report: Report) -> Section | None:
     if any(result.coded_share is not None for turn in turns for result in turn.settings.values()):
         shares = (_NAME, *(_share_column(turn) for turn in turns))
         tables.append(("Share of the cache that was coded", table_of(rows, shares)))
-    return Section("turns", "Turn by turn", f"{finding}.", note, tuple(tables))
+    return Section("turns", "Turn by turn", f"{finding}.", note, tables=tuple(tables))
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,10 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Headings and rows of cells; ``missing`` names the optional columns that were left out."""
+    """Headings and rows of cells; ``missing`` names the optional columns that were left out.
+
+    ``shades`` are backgrounds of cells and ``links`` where they lead, for documents.
+    """
 
     titles: tuple[str, ...]
     numeric: tuple[bool, ...]
@@ -75,6 +78,8 @@ class Table:
     short_titles: tuple[str, ...] = ()
     detail: tuple[bool, ...] = ()
     keep: tuple[bool, ...] = ()
+    shades: tuple[tuple[str, ...], ...] = ()
+    links: tuple[tuple[str, ...], ...] = ()
 
 
 def with_interval(value: str, bounds: str) -> str:
@@ -87,14 +92,27 @@ _NAME = Column("setting", lambda row: clean(row.setting), numeric=False)
 _MAIN = (
     _NAME,
     Column("verdict", lambda row: row.verdict, numeric=False, keep=True),
-    Column("code bits", lambda row: fixed(row.code_bits)),
-    Column("effective bits", lambda row: fixed(row.effective_bits), optional=True, short="eff. bits"),
     Column("score", lambda row: fixed(row.score), keep=True),
     Column(
         "difference [interval]",
         lambda row: with_interval(signed(row.diff), signed_interval(row.diff_ci)),
     ),
-    Column("compression", lambda row: ratio(row.compression), optional=True, short="times smaller"),
+    Column("code bits", lambda row: fixed(row.code_bits)),
+    Column("effective bits", lambda row: fixed(row.effective_bits), optional=True, short="eff. bits"),
+    Column("cache bits", lambda row: fixed(row.cache_bits), optional=True),
+    Column(
+        "whole cache",
+        lambda row: ratio(16 / row.cache_bits) if row.cache_bits else DASH,
+        optional=True,
+        measured=False,
+        short="whole smaller",
+    ),
+    Column(
+        "coded part",
+        lambda row: ratio(16 / row.effective_bits) if row.effective_bits else DASH,
+        optional=True,
+        short="coded smaller",
+    ),
     Column("p no worse", lambda row: p_value(row.p_no_worse)),
     Column("runaway", lambda row: percent(row.runaway_rate), optional=True),
     Column("KL", lambda row: divergence(row.kl), optional=True),

@@ -1,24 +1,17 @@
 """The report in a terminal: verdict first, then tables that fold rather than cut a number."""
 
 import re
+from dataclasses import replace
 
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from semkv_bench.report.access import cliffs_of, compared_settings, sample_noun, telling_settings
-from semkv_bench.report.content import incomplete, remarks
+from semkv_bench.report.access import compared_settings, sample_noun, telling_settings
 from semkv_bench.report.formatting import DASH, clean, fixed, known, plural, signed
-from semkv_bench.report.sections import sections
-from semkv_bench.report.tables import Table, interval_table, settings_table, task_rows
-from semkv_bench.report.verdict import (
-    cliff_words,
-    confirmation_words,
-    headline,
-    limits,
-    operating_point_words,
-)
+from semkv_bench.report.page import page_of
+from semkv_bench.report.tables import Table, task_rows
 from semkv_bench.stats.result import Report
 
 __all__ = ["show", "show_table"]
@@ -34,43 +27,37 @@ _STYLES = {
 }
 _GAP = 2
 _NARROW = 60
-_ASCII = str.maketrans({DASH: "-", "…": "~", "≈": "~"})
+_ASCII = str.maketrans({DASH: "-", "…": "~", "≈": "~", "★": "*"})
+
+
+_DOCUMENTS_ONLY = ("figures", "details", "tasks", "examples", "run", "reading", "configuration")
 
 
 def show(report: Report, context: dict, console: Console) -> None:
-    """Print verdict, settings, cliff, operating point and tasks of ``report`` to ``console``.
+    """Print the page of ``report`` to ``console``, without what only documents have room for.
 
     Tables wider than the console are continued in further tables; plain text where it is no terminal.
     """
-    printer = _Printer(console)
-    printer.line(headline(report), "bold")
-    printer.line(limits(report), "dim")
-    if notice := incomplete(report):
-        printer.line(notice, "bold yellow")
-    for remark in remarks(report):
-        printer.line(remark, "dim")
-    table = settings_table(report)
-    printer.heading(f"Settings ({_sample_words(report, context)})")
-    printer.table(table)
-    if table.missing:
-        printer.line(f"Not measured in these records: {', '.join(table.missing)}.", "dim")
-    for quantizer, cliff in cliffs_of(report):
-        name = f"Cliff of {clean(quantizer)}" if quantizer else "Cliff"
-        printer.heading(f"{name}: {cliff_words(report, quantizer, cliff)}")
-        if (intervals := interval_table(cliff)).rows:
-            printer.table(intervals)
-    printer.heading(f"Operating point: {operating_point_words(report)}")
-    if confirmation := confirmation_words(report):
-        printer.line(confirmation)
-    for section in sections(report):
-        printer.heading(section.title)
+    printer, page = _Printer(console), page_of(report, context)
+    printer.line(page.lead[0], "bold")
+    for sentence in page.lead[1:]:
+        printer.line(sentence, "dim")
+    for section in page.sections:
+        if section.name in _DOCUMENTS_ONLY:
+            continue
+        sample = f" ({_sample_words(report, context)})" if section.name == "settings" else ""
+        printer.heading(section.title + sample)
         if section.finding:
             printer.line(section.finding)
+        if section.name == "settings":
+            printer.line(section.note, "dim")
+        for point in section.points:
+            printer.line(point)
         for caption, data in section.tables:
             if caption:
                 printer.console.print()
                 printer.line(caption)
-            printer.table(data)
+            printer.table(data, page.operating_point)
     _show_tasks(report, printer)
 
 
@@ -141,11 +128,15 @@ class _Printer:
         self.console.print()
         self.line(words, "bold underline" if self.console.is_terminal else "")
 
-    def table(self, table: Table) -> None:
+    def table(self, table: Table, marked: str | None = None) -> None:
         """``table``, broken by columns into as many tables as the width asks for, the first one repeated.
 
         A narrow console gets one table of the most telling columns, and the names of the others.
         """
+        star = " *" if self.ascii else " ★"
+        if marked is not None:
+            rows = ((f"{row[0]}{star}" if row[0] == marked else row[0], *row[1:]) for row in table.rows)
+            table = replace(table, rows=tuple(rows))
         titles = table.short_titles or table.titles
         widths = [
             max([*(cell_len(word) for word in title.split()), *(cell_len(row[index]) for row in table.rows)])

@@ -3,7 +3,12 @@
 from semkv_bench.report.access import (
     cliff_grid,
     cliffs_of,
+    lengths_words,
+    partly_coded,
+    point_words,
+    price_words,
     reference_row,
+    row_of,
     sample_noun,
     tested_settings,
 )
@@ -11,14 +16,11 @@ from semkv_bench.report.formatting import (
     bits_text,
     clean,
     count,
-    effective_text,
     fixed,
-    grid_point,
     join,
     known,
     p_value,
     plural,
-    ratio,
     signed,
     signed_interval,
 )
@@ -124,13 +126,12 @@ def operating_point_words(report: Report) -> str:
     point = report.operating_point
     if point is None:
         return "none: no setting is shown to be no worse than the reference"
-    if not known(point.effective_bits):
-        bits = bits_text(point.code_bits)
-        return f"{clean(point.setting)}, {bits} code bits (effective bits not recorded)"
-    return (
-        f"{clean(point.setting)}, {effective_text(point.effective_bits)} effective bits per value, "
-        f"{ratio(point.compression, 1)} smaller than 16-bit"
-    )
+    words = f"{clean(point.setting)}, {price_words(point)}"
+    if partly := partly_coded(report):
+        words += f"; {partly}"
+    if at := lengths_words(row_of(report, point.setting)):
+        words += f"; {at}"
+    return words
 
 
 def confirmation_words(report: Report) -> str:
@@ -206,10 +207,10 @@ def _course(report: Report, quantizer: str | None, cliff: Cliff) -> str:
     if cliff.status == "undetermined":
         return f"has no located cliff ({_tally(report, quantizer)})"
     if cliff.status == "located":
-        upper = grid_point(cliff.upper_setting, cliff.upper_bits)
-        lower = grid_point(cliff.lower_setting, cliff.lower_bits, unit="")
+        upper = point_words(report, cliff.upper_setting, cliff.upper_bits)
+        lower = point_words(report, cliff.lower_setting, cliff.lower_bits, unit="")
         return f"keeps its quality down to {upper} and collapses at {lower}"
-    end = grid_point(*_end(report, quantizer, cliff))
+    end = point_words(report, *_end(report, quantizer, cliff))
     if cliff.status == "above_grid":
         return f"has lost quality already at {end}, the most bits tested, so its cliff lies above the grid"
     return f"keeps its quality down to {end}, the fewest bits tested, so its cliff lies below the grid"

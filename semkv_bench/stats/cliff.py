@@ -11,7 +11,7 @@ import numpy as np
 from semkv_bench.stats.equivalence import HOLDS, Judgement
 from semkv_bench.stats.options import StatsOptions
 from semkv_bench.stats.pairing import PairedScores
-from semkv_bench.stats.result import Cliff, CliffInterval
+from semkv_bench.stats.result import Cliff, CliffInterval, Fall
 
 __all__ = ["GridPoint", "cliff_of", "grid_points", "locate"]
 
@@ -100,10 +100,29 @@ def cliff_of(
     no loss was seen anywhere, and its verdicts then read ``insensitive`` for want of a positive control. If
     the reference does not do the task, nothing is located.
     """
+    steepest = _steepest(points, judgement.moments.mean)
     if not judgement.reference_works:
-        return _cliff("undetermined", None, None, [], points, quantizer)
+        return _cliff("undetermined", None, None, [], points, quantizer, steepest)
     status, low, high = locate([_state(point, judgement.shown) for point in points])
-    return _cliff(status, low, high, _outcomes(points, resampled, options), points, quantizer)
+    return _cliff(status, low, high, _outcomes(points, resampled, options), points, quantizer, steepest)
+
+
+def _steepest(points: Sequence[GridPoint], means: np.ndarray) -> Fall | None:
+    """Where the average falls most from one grid point to the next below, by more than nothing."""
+    if len(points) < 2:
+        return None
+    heights = [float(np.mean([means[i] for i in point.columns])) for point in points]
+    drop, k = max((heights[k + 1] - heights[k], k) for k in range(len(points) - 1))
+    if not drop > _TIE:
+        return None
+    low, high = points[k], points[k + 1]
+    return Fall(
+        lower_bits=low.bits,
+        upper_bits=high.bits,
+        lower_setting=low.name,
+        upper_setting=high.name,
+        drop=drop,
+    )
 
 
 def _state(point: GridPoint, shown: Sequence[str]) -> str:
@@ -144,6 +163,7 @@ def _cliff(
     outcomes: Sequence[tuple[str, int | None, int | None, float]],
     points: Sequence[GridPoint],
     quantizer: str | None,
+    steepest: Fall | None,
 ) -> Cliff:
     def bits(index: int | None) -> float | None:
         return None if index is None else points[index].bits
@@ -160,6 +180,7 @@ def _cliff(
     if status != "undetermined":
         probability = math.fsum(outcome[3] for outcome in outcomes if within(outcome))
     return Cliff(
+        steepest=steepest,
         quantizer=quantizer,
         status=status,
         lower_bits=bits(low),

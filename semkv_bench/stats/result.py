@@ -27,6 +27,7 @@ __all__ = [
     "Confirmation",
     "Deletion",
     "Ends",
+    "Fall",
     "Interpolation",
     "Layers",
     "MethodPair",
@@ -166,8 +167,22 @@ class CliffInterval:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Fall:
+    """Two neighbouring grid points, and how much of the average score is lost between them."""
+
+    lower_bits: float
+    upper_bits: float
+    lower_setting: str
+    upper_setting: str
+    drop: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Cliff:
-    """Where the uniform grid of ``quantizer`` falls off, in code bits: collapses at ``lower``, holds at ``upper``."""
+    """Where the uniform grid of ``quantizer`` falls off, in code bits: collapses at ``lower``, holds at ``upper``.
+
+    The verdicts decide that; ``steepest`` is where the averages fall most between neighbours, null where none falls.
+    """
 
     quantizer: str | None = None
     status: str
@@ -177,6 +192,7 @@ class Cliff:
     upper_setting: str | None
     probability: float | None
     intervals: tuple[CliffInterval, ...] = ()
+    steepest: Fall | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from semkv_bench.records.names import describe
+
 GRID = (16, 8, 7, 6, 5, 4, 3, 2)
 OTHERS = (
     # setting, kind, code bits, packed bits, effective bits, share of quality lost
@@ -109,6 +111,12 @@ def _verdict(kind, diff, diff_ci, margin) -> str:
     return "inconclusive"
 
 
+def _fields(name: str, kind: str) -> dict:
+    """Family and levels as the statistics read them off the name."""
+    described = describe(name, kind)
+    return {"family": described["family"], "levels": described["levels"]}
+
+
 def make_report(frame: pd.DataFrame, margin=0.1) -> dict:
     """A schema-2 report of ``frame`` with verdicts from normal intervals."""
     wide = frame.pivot(index=["task", "example_id"], columns="setting", values="score")
@@ -124,6 +132,7 @@ def make_report(frame: pd.DataFrame, margin=0.1) -> dict:
             {
                 "setting": name,
                 "kind": first["kind"],
+                **_fields(name, first["kind"]),
                 "code_bits": None if pd.isna(first["code_bits"]) else float(first["code_bits"]),
                 "packed_bits": None if pd.isna(first["packed_bits"]) else float(first["packed_bits"]),
                 "effective_bits": effective,

@@ -41,7 +41,8 @@ def test_a_whole_run(records, context, tmp_path):
     text = written(report, records, context, tmp_path)
     assert headline(report) == (
         "SmolLM2-135M-Instruct with affine quantization keeps its quality down to 2.807 bits (L=7) and collapses "
-        "at 2.322 (L=5); cheapest safe cache: affine-L7, 3.333 effective bits per value, 4.8x smaller than 16-bit."
+        "at 2.322 (L=5); cheapest safe cache: affine-L7, coded part 3.333 effective bits per value, "
+        "4.8x smaller than 16-bit."
     )
     assert "intervals have level 95%." in text and "percentile bootstrap" in text and "worse / better" in text
     assert "half of the examples (60)" in text and "Not measured" not in text
@@ -68,7 +69,7 @@ def test_two_quantizers_repeats_and_a_second_reference(records, context, tmp_pat
     ("levels", "chance", "words"),
     [
         ((16, 8, 7), 0.0, "down to 2.807 bits, is shown to lose quality (no positive control)"),
-        ((4, 3, 2), 0.0, "has lost quality already at 2.0 bits (L=4), the most bits tested"),
+        ((4, 3, 2), 0.0, "has lost quality already at 2.0 bits (L=4, int2), the most bits tested"),
         ((16, 8, 7, 6, 5, 4, 3, 2), 0.95, "is not shown to be above the chance level of 0.950"),
     ],
     ids=["no positive control", "above the grid", "at chance"],

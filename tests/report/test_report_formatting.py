@@ -45,28 +45,8 @@ def test_values(write, value, text):
 
 
 @pytest.mark.parametrize(
-    ("setting", "levels"),
-    [
-        ("affine-L5", 5),
-        ("L4", 4),
-        ("affine+turboquant-L16", 16),
-        ("int4", None),
-        ("INTL4", None),
-        ("affine-K8V4", None),
-        ("L8-sym", None),
-        (None, None),
-    ],
-)
-def test_levels_are_those_of_the_name(setting, levels):
-    assert f.levels_of(setting) == levels
-
-
-def test_only_uniform_settings_have_levels():
-    assert f.levels_of("affine-L6/5@0.25:key_norm", "mixed") is None
-
-
-@pytest.mark.parametrize(
-    ("setting", "words"), [("affine-L16", "4.0 bits (L=16)"), ("nf4", "4.0 bits (nf4)"), (None, "4.0 bits")]
+    ("setting", "words"),
+    [("affine-L16", "4.0 bits (L=16, int4)"), ("nf4", "4.0 bits (nf4)"), (None, "4.0 bits")],
 )
 def test_a_grid_point_without_levels_in_its_name_is_named(setting, words):
     assert f.grid_point(setting, 4.0) == words

@@ -64,7 +64,7 @@ def test_cliff_operating_point_and_tasks_are_told(report, context):
     text = shown(report, context, 160)
     assert "Cliff: (2.322, 2.807] bits, bootstrap probability 0.86" in text
     assert "(2.322, 2.585]" in text and "0.134" in text
-    assert f"Operating point: {report['operating_point']['setting']}, 3.158 effective bits" in text
+    assert f"Operating point: {report['operating_point']['setting']}, coded part 3.158 effective bits" in text
     for task, results in report["tasks"].items():
         line = next(line for line in text.splitlines() if line.startswith(task))
         assert f"{results['full']['score']:.3f}" in line and f"{results['affine-L5']['diff']:+.3f}" in line

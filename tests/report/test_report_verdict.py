@@ -40,7 +40,7 @@ def point(report):
 def test_located(point):
     assert headline(point) == (
         "SmolLM2-135M-Instruct with affine quantization keeps its quality down to 2.807 bits (L=7) and "
-        "collapses at 2.322 (L=5); cheapest safe cache: affine-L8, 3.50 effective bits per value, "
+        "collapses at 2.322 (L=5); cheapest safe cache: affine-L8, coded part 3.50 effective bits per value, "
         "4.6x smaller than 16-bit."
     )
 
@@ -56,7 +56,7 @@ def test_above_grid_names_the_most_bits_tested(point):
     cliff(point, "above_grid", lower=16)
     point["operating_point"] = None
     assert headline(point) == (
-        "SmolLM2-135M-Instruct with affine quantization has lost quality already at 4.0 bits (L=16), the "
+        "SmolLM2-135M-Instruct with affine quantization has lost quality already at 4.0 bits (L=16, int4), the "
         "most bits tested, so its cliff lies above the grid; no setting is shown to be no worse than "
         "the 16-bit cache."
     )

@@ -1,0 +1,191 @@
+"""The one page that is shown as HTML, as Markdown and in a terminal: what it says, in which order."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from semkv_bench import __version__
+from semkv_bench.report.access import cliffs_of, compared_settings
+from semkv_bench.report.content import Card, cards, incomplete, reading_notes, remarks, run_facts
+from semkv_bench.report.examples import Example, worst_examples
+from semkv_bench.report.figures import Drawn
+from semkv_bench.report.formatting import DASH, clean, fixed, known, plural, signed, signed_interval
+from semkv_bench.report.sections import Section, sections
+from semkv_bench.report.tables import Table, detail_table, interval_table, settings_table, task_rows
+from semkv_bench.report.verdict import (
+    cliff_words,
+    confirmation_words,
+    headline,
+    limits,
+    operating_point_words,
+    subject,
+)
+from semkv_bench.stats.result import Report, TaskResult
+
+__all__ = ["Page", "page_of"]
+
+_MOST_TASKS_ACROSS = 7
+
+
+@dataclass(frozen=True)
+class Page:
+    """A report in words: ``lead`` has at most three sentences, each of which decides something."""
+
+    title: str
+    lead: tuple[str, ...]
+    cards: tuple[Card, ...]
+    sections: tuple[Section, ...]
+    operating_point: str | None = None
+    version: str = __version__
+
+
+def page_of(
+    report: Report,
+    context: Mapping[str, Any],
+    *,
+    frame: pd.DataFrame | None = None,
+    prompts: Mapping[tuple, Mapping[str, Any]] | None = None,
+    figures: Sequence[Drawn] = (),
+) -> Page:
+    """The page of ``report``; examples are quoted from ``frame`` with what ``prompts`` say was asked and expected."""
+    examples, left_out = worst_examples(report, frame, prompts or {})
+    made = (
+        Section("figures", "Where quality goes", figures=tuple(figures)),
+        _settings(report),
+        Section(
+            "details",
+            "Remaining numbers of every setting",
+            note="Intervals of scores, further p-values, agreement with full precision, and sample sizes.",
+            tables=(("", detail_table(report)),),
+            folded=True,
+        ),
+        _cliff(report),
+        *sections(report),
+        _tasks(report, examples),
+        Section("remarks", "What to know of these records", points=tuple(remarks(report))),
+        _examples(examples, left_out),
+        Section("run", "What was run", terms=tuple(run_facts(report, context)), folded=True),
+        Section("reading", "How to read this", terms=tuple(reading_notes(report)), folded=True),
+        Section("configuration", "Details of configuration", texts=_configurations(context), folded=True),
+    )
+    point = report.operating_point
+    return Page(
+        title=f"KV-cache cliff report: {subject(report)}",
+        lead=tuple(words for words in (headline(report), limits(report), incomplete(report)) if words),
+        cards=tuple(cards(report)),
+        sections=tuple(section for section in made if not section.empty),
+        operating_point=clean(point.setting) if point else None,
+    )
+
+
+def _settings(report: Report) -> Section:
+    level = f"; intervals have level {100 * report.confidence:g}%" if known(report.confidence) else ""
+    table = settings_table(report)
+    note = f"Every setting against full precision, example by example; scores run from 0 to 1{level}."
+    if report.operating_point:
+        note += " ★ is the operating point."
+    if table.missing:
+        note += f" Not measured in these records: {', '.join(table.missing)}."
+    return Section("settings", "Settings", note=note, tables=(("", table),))
+
+
+def _cliff(report: Report) -> Section:
+    points, tables = [], []
+    for quantizer, cliff in cliffs_of(report):
+        name = f"Cliff of {clean(quantizer)}" if quantizer else "Cliff"
+        points.append(f"{name}: {cliff_words(report, quantizer, cliff)}.")
+        if fall := cliff.steepest:
+            points.append(
+                f"{name}, steepest fall of the averages: {signed(-fall.drop)} from {clean(fall.upper_setting)} to "
+                f"{clean(fall.lower_setting)}."
+            )
+        if (intervals := interval_table(cliff)).rows:
+            tables.append(
+                (
+                    f"{name}: outcomes of the bootstrap" if quantizer else "Outcomes of the bootstrap",
+                    intervals,
+                )
+            )
+    points.append(f"Operating point: {operating_point_words(report)}.")
+    if confirmation := confirmation_words(report):
+        points.append(confirmation)
+    return Section("cliff", "Cliff and operating point", points=tuple(points), tables=tuple(tables))
+
+
+def _tasks(report: Report, examples: Sequence[Example]) -> Section:
+    """Settings down, tasks across in tables of a few, so that none is wider than a page."""
+    names = [report.reference, *(row.setting for row in compared_settings(report))]
+    rows = task_rows(report, names)
+    shown = {(each.task, answer.setting): each.anchor for each in reversed(examples) for answer in each.lost}
+    tables = []
+    for start in range(0, len(rows), _MOST_TASKS_ACROSS):
+        part = rows[start : start + _MOST_TASKS_ACROSS]
+        tables.append(
+            (
+                "",
+                Table(
+                    titles=("setting", *(clean(task) for task, _ in part)),
+                    numeric=(False, *(True for _ in part)),
+                    rows=tuple(
+                        (clean(name), *(_cell(results[k]) for _, results in part))
+                        for k, name in enumerate(names)
+                    ),
+                    shades=tuple(
+                        ("", *(_shade(results[k], report.margin) for _, results in part))
+                        for k in range(len(names))
+                    ),
+                    links=tuple(
+                        ("", *(shown.get((clean(task), clean(name)), "") for task, _ in part))
+                        for name in names
+                    ),
+                ),
+            )
+        )
+    note = (
+        "Score per task and setting with the difference from full precision and its interval; shaded where the "
+        "difference is larger than the margin."
+    )
+    if shown:
+        note += " A linked score leads to the example that lost most."
+    return Section("tasks", "Tasks", note=note, tables=tuple(tables))
+
+
+def _cell(result: TaskResult | None) -> str:
+    if result is None:
+        return DASH
+    if not known(result.diff):
+        return fixed(result.score)
+    bounds = signed_interval(result.diff_ci, 2)
+    return f"{fixed(result.score)} {signed(result.diff)}" + ("" if bounds == DASH else f" {bounds}")
+
+
+def _shade(result: TaskResult | None, margin: float) -> str:
+    """How far a difference is beyond the margin, as the name of a background."""
+    if result is None or not known(result.diff) or abs(result.diff) <= margin:
+        return ""
+    if result.diff > 0:
+        return "gain"
+    lost = -result.diff / margin
+    return "loss-1" if lost <= 3 else "loss-2" if lost <= 6 else "loss-3"
+
+
+def _examples(examples: Sequence[Example], left_out: int) -> Section:
+    note = (
+        "The examples that lost most come first (not a random choice). In every answer, what comes behind the first "
+        "difference from full precision is marked."
+    )
+    if left_out:
+        note += f" {plural(left_out, 'more example')}: semkv-bench show run=DIR setting=NAME lists all."
+    return Section("examples", "Examples", note=note, examples=tuple(examples))
+
+
+def _configurations(context: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    named = [("Configuration", context.get("config")), ("Protocol fixed beforehand", context.get("protocol"))]
+    return tuple(
+        (title, clean(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True), keep_lines=True))
+        for title, tree in named
+        if tree
+    )
