@@ -343,6 +343,23 @@ def _doctor(given: Given) -> int:
     return 0 if healthy(findings) else MissingError.exit_code
 
 
+def _show(given: Given) -> None:
+    from semkv_bench.report.examples import show_examples
+
+    keys = {"run": "", "setting": "", "only": "all"}
+    for argument in given.arguments:
+        key, equals, value = argument.partition("=")
+        key, value = (key, value) if equals else ("run", argument)
+        if key not in keys:
+            raise UsageError(f"show takes {', '.join(keys)}, not {key}")
+        keys[key] = value
+    if not keys["run"] or not keys["setting"]:
+        raise UsageError(
+            "show needs run=DIR and setting=NAME, for example run=results/runs/mine setting=affine-L4"
+        )
+    show_examples(Path(keys["run"]).expanduser(), keys["setting"], keys["only"], OUT)
+
+
 def _completion(given: Given) -> None:
     shells = ("bash", "zsh")
     if len(given.arguments) != 1 or given.arguments[0] not in shells:
@@ -397,6 +414,13 @@ COMMANDS: dict[str, Command] = {
         "answers to exported prompts, scored into a run folder",
         "ANSWERS.jsonl [prompts=FILE] out=RUN",
         config="sweep",
+    ),
+    "show": Command(
+        _show,
+        "examples with question, expected answer and the first difference from full precision; only=lost|won|changed",
+        "run=DIR setting=affine-L4 [only=lost]",
+        keys=("run", "setting", "only"),
+        bare="run",
     ),
     "recipe": Command(
         _recipe, "the cliff, then mixes just above it", "model=smollm2 quantizer=affine", config="recipe"

@@ -128,6 +128,8 @@ def _cheap(command: list[str], model, run) -> list[str]:
         kept = [f"runs=[{run}]" if o.startswith("runs=") else o for o in kept]
         kept += [] if {"run", "runs", "records"} & {o.partition("=")[0] for o in kept} else [f"run={run}"]
         return [name, *options, *kept, "stats.resamples=200"]
+    if name == "show":
+        return [name, f"run={run}", *(o for o in overrides if not o.startswith("run="))]
     if name in ("storage", "models"):
         named = any(o.startswith("model=") for o in overrides)
         kept = [o for o in overrides if not o.startswith("model")]
@@ -202,7 +204,7 @@ def _task_of(overrides: list[str]) -> str:
 def test_as_it_is_written(page, command, here):
     """Every choice, key and value exists, and the settings that they name can be built."""
     name, overrides, options, folders = _split(command)
-    if name in ("models", "doctor") or not overrides or set(options) & {"-h", "--help"}:
+    if name in ("models", "doctor", "show") or not overrides or set(options) & {"-h", "--help"}:
         return
     if name == "score":
         overrides = [o for o in overrides if "=" in o]

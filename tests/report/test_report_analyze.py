@@ -45,7 +45,7 @@ def test_a_whole_run(records, context, tmp_path):
         "4.8x smaller than 16-bit."
     )
     assert "intervals have level 95%." in text and "percentile bootstrap" in text and "worse / better" in text
-    assert "half of the examples (60)" in text and "Not measured" not in text
+    assert "half of the examples (60)" in text and "Not measured in these records: cache bits." in text
 
 
 def test_two_quantizers_repeats_and_a_second_reference(records, context, tmp_path):
@@ -91,5 +91,5 @@ def test_scores_of_another_engine(records, tmp_path):
     assert headline(report).endswith(
         "cheapest safe cache: affine-L7, 2.807 code bits (effective bits not recorded)."
     )
-    assert "Not measured in these records: effective bits, compression, runaway, KL." in text
+    assert "Not measured in these records: effective bits, cache bits, coded part, runaway, KL." in text
     assert not (tmp_path / "figures/kl_vs_bits.svg").exists()

@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 from typed import draw_all
 
+from semkv_bench.records.names import describe
 from semkv_bench.report import figures
 from semkv_bench.report.axes import drawing, new_figure, set_bits_axis
 from semkv_bench.report.figures import GRID_FIGURES
@@ -34,7 +35,7 @@ def labelled_axis(levels, first=()):
     set_bits_axis(
         axes,
         bits,
-        [f"L={level}\n{value:.3f}" for level, value in zip(levels, bits, strict=True)],
+        [f"{value:.3f} (L={level})" for level, value in zip(levels, bits, strict=True)],
         list(first),
     )
     figure.canvas.draw()
@@ -55,16 +56,16 @@ def test_tick_labels_do_not_overlap(levels):
 def test_the_whole_grid_of_the_paper_is_labelled():
     with drawing("test"):
         _, _, labels = labelled_axis(GRIDS["with 16"])
-        assert [label.get_text().split("\n")[0] for label in labels] == [
+        assert [label.get_text().split("(")[1][:-1] for label in labels] == [
             f"L={level}" for level in GRIDS["with 16"]
         ]
-        assert labels[3].get_text() == "L=5\n2.322"
+        assert labels[3].get_text() == "2.322 (L=5)"
 
 
 def test_the_ends_of_the_cliff_keep_their_labels():
     with drawing("test"):
         _, axes, labels = labelled_axis(range(2, 41), [math.log2(31), math.log2(37)])
-        shown = {label.get_text().split("\n")[0] for label in labels}
+        shown = {label.get_text().split("(")[1][:-1] for label in labels}
         assert {"L=31", "L=37"} <= shown and len(shown) < 39
         assert len(axes.get_xticks()) == 39
 
@@ -72,16 +73,21 @@ def test_the_ends_of_the_cliff_keep_their_labels():
 @pytest.mark.parametrize(
     ("names", "text"),
     [
-        (["affine-L16"], "L=16\n4"),
-        (["affine-L16", "turboquant-L16"], "L=16\n4"),
-        (["int4"], "int4\n4"),
+        (["affine-L16"], "4 (L=16)"),
+        (["affine-L16", "turboquant-L16"], "4 (L=16)"),
+        (["int4"], "4 (int4)"),
         (["int4", "nf4"], "4"),
         (["affine-L16", "nf4"], "4"),
-        (["a-very-long-name-of-a-format"], "a-very-…rmat\n4"),
+        (["a-very-long-name-of-a-format"], "4 (a-very-…rmat)"),
     ],
 )
 def test_ticks_name_levels_only_where_the_settings_do(names, text):
-    rows = [SimpleNamespace(setting=name, code_bits=4.0, kind="uniform") for name in names]
+    rows = [
+        SimpleNamespace(
+            setting=name, code_bits=4.0, kind="uniform", levels=describe(name, "uniform")["levels"]
+        )
+        for name in names
+    ]
     assert figures._tick_label(rows) == text
 
 
@@ -197,6 +203,7 @@ def test_the_operating_point_is_ringed_and_kinds_have_markers(monkeypatch, repor
 def test_two_quantizers_are_two_lines(monkeypatch, report):
     for row in report["settings"][5:9]:
         row["setting"] = row["setting"].replace("affine", "turboquant")
+        row["family"] = "turboquant"
     _, axes = painted(monkeypatch, report, "score_vs_bits")
     lines = [line for line in axes.lines if line.get_linestyle() == "-" and len(line.get_xdata()) == 4]
     assert len(lines) == 2 and len({line.get_color() for line in lines}) == 2

@@ -1,18 +1,24 @@
 """report.json, report.md and report.html as files: numbers, escaping, determinism, failures."""
 
 import html.parser
+import io
 import json
 import math
 import os
 import re
 import resource
+from pathlib import Path
 
 import numpy as np
 import pytest
-from typed import as_report, headline, incomplete, limits, samples, write
+from rich.console import Console
+from typed import as_report, headline, incomplete, limits, worst_examples, write
 
-from semkv_bench.errors import SemkvError
+from semkv_bench.errors import SemkvError, UsageError
+from semkv_bench.report import examples
+from semkv_bench.report.content import GLOSSARY
 from semkv_bench.report.document import json_bytes
+from semkv_bench.report.examples import show_examples
 from semkv_bench.report.files import write_all
 
 FIGURES = (
@@ -117,26 +123,26 @@ def test_html_tables_hold_the_numbers_of_the_report(page, report):
         cells = settings[row["setting"]]
         assert row["verdict"] in cells[1]
         for cell, value in (
-            (cells[2], row["code_bits"]),
-            (cells[3], row["effective_bits"]),
-            (cells[4], row["score"]),
+            (cells[2], row["score"]),
+            (cells[4], row["code_bits"]),
+            (cells[5], row["effective_bits"]),
         ):
             assert cell == ("–" if value is None else f"{value:.3f}")
         if row["diff"] is not None:
             low, high = row["diff_ci"]
-            numbers = [float(number.replace("−", "-")) for number in re.findall(r"[−+]?\d\.\d+", cells[5])]
+            numbers = [float(number.replace("−", "-")) for number in re.findall(r"[−+]?\d\.\d+", cells[3])]
             assert numbers == pytest.approx([row["diff"], low, high], abs=0.00051)
         assert cells[6] == f"{row['compression']:.2f}x"
         assert cells[8] == f"{100 * row['runaway_rate']:.1f}%"
 
 
 def test_html_task_table_holds_the_numbers_of_the_report(page, report):
-    table = page.tables[3]
-    names = table[0][1:]
-    assert {row[0] for row in table[1:]} == set(report["tasks"])
-    for task, *cells in table[1:]:
-        for name, cell in zip(names, cells, strict=True):
-            result = report["tasks"][task][name]
+    (table,) = [each for each in page.tables if "niah_noise" in each[0]]
+    tasks = table[0][1:]
+    assert set(tasks) == set(report["tasks"])
+    for name, *cells in table[1:]:
+        for task, cell in zip(tasks, cells, strict=True):
+            result = report["tasks"][task][name.split(" ★")[0]]
             assert cell.startswith(f"{result['score']:.3f}")
             if name != "full":
                 assert float(
@@ -236,30 +242,53 @@ def test_names_and_predictions_are_escaped_everywhere(frame, report, context, tm
     assert json.loads(paths["report.json"].read_text())["model"] == HOSTILE
 
 
-def test_samples_show_the_reference_beside_both_sides_of_the_cliff(page):
-    assert "full (reference), score 1.000" in page.text
-    assert "affine-L7 (holds), score" in page.text and "affine-L5 (collapses), score 0.000" in page.text
-    assert "The number number number is" in page.text
-    tasks = re.findall(r"(\w+), example (?=niah|variable)", page.text)
-    assert len(tasks) == 6 and {tasks.count(task) for task in set(tasks)} == {2}
+def prompts_of(frame) -> dict:
+    """What was asked and expected, as a run folder keeps it."""
+    examples = frame[["task", "example_id"]].drop_duplicates().itertuples(index=False)
+    return {
+        (task, name, name, 0): {"question": f"What of {name}?", "answers": [f"expected {name}", "or this"]}
+        for task, name in examples
+    }
 
 
-def test_long_predictions_are_cut_with_their_length(report, frame):
+def test_examples_show_what_was_asked_expected_and_answered(report, frame, tmp_path):
+    frame["prompt_hash"] = frame["example_id"]
+    paths = write(report, frame, {}, tmp_path, prompts_of(frame))
+    text = paths["report.html"].read_text(encoding="utf-8")
+    assert text.count('<article class="example') == 60
+    assert "<pre>What of niah_noise-3?</pre>" in text and "Expected: expected niah_noise-3 | or this" in text
+    assert "The number <mark>number number is" in text and "<em>the same</em>" in text
+    linked = set(re.findall(r"href='#(example-\d+)'", text))
+    assert linked and linked <= set(re.findall(r'id="(example-\d+)"', text))
+    assert "<details><summary>Question" in text
+
+
+def test_the_worst_come_first_and_the_rest_is_counted(report, frame):
+    found, left_out = worst_examples(report, frame, {}, most=10)
+    lost = [sum(answer.change for answer in each.lost) for each in found]
+    assert (len(found), left_out) == (10, 50) and lost == sorted(lost) and lost[0] < -4
+    first = found[0].answers[-1]
+    full = frame[(frame["setting"] == "full") & (frame["example_id"] == found[0].name)]["prediction"].iloc[0]
+    assert full.startswith(first.same) and not full[len(first.same) :].startswith(first.other[:1])
+
+
+def test_an_answer_that_ends_early_differs(report, frame):
+    frame["prediction"] = ["one two" if name == "full" else "one" for name in frame["setting"]]
+    found, _ = worst_examples(report, frame, {})
+    answer = found[0].answers[0]
+    assert (answer.same, answer.other, answer.differs) == ("one", "", True)
+
+
+def test_long_answers_are_cut_with_their_length(report, frame):
     frame["prediction"] = "a" * 1500
-    texts = {prediction.text for sample in samples(report, frame) for prediction in sample.predictions}
-    assert texts == {"a" * 600 + " … (900 more characters)"}
+    found, _ = worst_examples(report, frame, {})
+    assert {each.text for each in found} == {"a" * 600 + " … (900 more characters)"}
+    assert not any(answer.differs for each in found for answer in each.answers)
 
 
-def test_no_predictions_no_samples(report, frame):
-    assert samples(report, frame.drop(columns="prediction")) == []
-    assert samples(report, frame.assign(prediction=None)) == []
-
-
-def test_samples_without_a_cliff_take_the_fewest_bits(report, frame):
-    report["cliff"] |= {"lower_setting": None, "upper_setting": None}
-    report["operating_point"] = None
-    roles = [(prediction.setting, prediction.role) for prediction in samples(report, frame)[0].predictions]
-    assert roles == [("full", "reference"), ("affine-L2", "fewest bits")]
+def test_no_answers_no_examples(report, frame):
+    assert worst_examples(report, frame.drop(columns="prediction"), {}) == ([], 0)
+    assert worst_examples(report, frame.assign(prediction=None), {}) == ([], 0)
 
 
 def test_what_was_run_is_told(page):
@@ -307,7 +336,7 @@ def test_what_was_not_measured_is_named_and_not_drawn(report, frame, tmp_path):
     }
     assert not (tmp_path / "figures/kl_vs_bits.svg").exists(), "a figure of the earlier report is left"
     text = Page(paths["report.html"].read_text(encoding="utf-8")).text
-    assert "Not measured in these records: effective bits, compression, runaway, KL." in text
+    assert "Not measured in these records: effective bits, cache bits, coded part, runaway, KL." in text
 
 
 @pytest.mark.parametrize("size", ["one task, two settings", "many tasks, many settings"])
@@ -334,9 +363,11 @@ def test_small_and_large_runs(make_run, context, tmp_path, size):
         ]
         frame, report = make_run(tasks=[f"task_{index}" for index in range(21)], per_task=2, rows=rows)
     text = write(report, frame, context, tmp_path)["report.html"].read_text(encoding="utf-8")
-    settings, tasks = Page(text).tables[0], Page(text).tables[3]
-    assert len(settings) == 1 + len(report["settings"]) and len(tasks) == 1 + len(report["tasks"])
-    assert text.count('<div class="scroll"') == 3
+    tables = Page(text).tables
+    across = [each for each in tables if set(each[0][1:]) & set(report["tasks"])]
+    assert all(len(each) == 1 + len(report["settings"]) for each in (tables[0], *across))
+    assert [task for each in across for task in each[0][1:]] == sorted(report["tasks"])
+    assert max(len(each[0]) for each in across) <= 8
 
 
 @pytest.mark.parametrize("place", ["taken", "taken/deeper"])
@@ -372,3 +403,54 @@ def test_files_have_ordinary_permissions(written):
     mask = os.umask(0)
     os.umask(mask)
     assert written["report.json"].stat().st_mode & 0o777 == 0o666 & ~mask
+
+
+def test_show_lists_the_answers_behind_a_verdict(frame, monkeypatch):
+    frame["prompt_hash"] = frame["example_id"]
+    monkeypatch.setattr(examples, "read_run", lambda path: (frame, {}))
+    monkeypatch.setattr(examples, "read_prompts", lambda path: prompts_of(frame))
+    console = Console(file=io.StringIO(), width=80)
+    shown = show_examples(Path("run"), "affine-L5", "lost", console)
+    text = console.file.getvalue()
+    score = frame.pivot(index="example_id", columns="setting", values="score")
+    assert shown == int((score["affine-L5"] < score["full"]).sum()) > 10
+    assert text.count("affine-L5 0.000: The number »number number is") == shown
+    assert text.endswith(f"{shown} examples lost under affine-L5\n") and "expected: expected niah" in text
+    assert show_examples(Path("run"), "affine-L5", "all", console) == 60
+
+
+@pytest.mark.parametrize(
+    ("setting", "only", "words"),
+    [
+        ("affine-L99", "all", "run has no setting affine-L99; choose one of affine-L16"),
+        ("full", "all", "run has no setting full"),
+        ("affine-L5", "worst", "only=worst must be one of all, lost, won, changed"),
+    ],
+)
+def test_show_says_what_it_cannot_show(frame, monkeypatch, setting, only, words):
+    monkeypatch.setattr(examples, "read_run", lambda path: (frame, {}))
+    with pytest.raises(UsageError, match=words):
+        show_examples(Path("run"), setting, only, Console(file=io.StringIO()))
+
+
+def test_the_page_has_contents_a_glossary_and_values_on_hover(written, page):
+    text = written["report.html"].read_text(encoding="utf-8")
+    assert '<li><a href="#settings">Settings</a></li>' in text
+    assert '<abbr title="bits per value of the coded part' in text and len(GLOSSARY) == 8
+    assert "<title>affine-L5: score 0." in text
+    lead = text.split('<dl class="cards">')[0]
+    assert lead.count('<p class="limits">') + lead.count('<p class="verdict">') <= 3
+    assert '<span class="star" title="operating point">★</span>' in text
+
+
+def test_the_whole_cache_leads_where_it_is_known(report):
+    for row in report["settings"]:
+        row["cache_bits"] = 16.0 if row["kind"] == "full" else 12.5
+        row["cache_at"] = {"8192": 1.3, "32768": 1.5, "131072": 1.6}
+    report["operating_point"] |= {"cache_bits": 12.5}
+    report["layers"] = {"total": 6, "quantized": 1}
+    assert (
+        "whole cache 12.50 bits per value at these lengths, 1.3x smaller than 16-bit (coded part 3.158 effective bits "
+        "per value); 1 of 6 layers is coded; at other lengths the whole cache is smaller by 1.3x at 8k, 1.5x at 32k "
+        "and 1.6x at 128k tokens"
+    ) in headline(report)

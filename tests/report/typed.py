@@ -6,7 +6,7 @@ from typing import Any
 
 from semkv_bench import report as rendered
 from semkv_bench import stats
-from semkv_bench.report import content, figures, overview, panels, tables, verdict
+from semkv_bench.report import content, examples, figures, overview, panels, tables, verdict
 from semkv_bench.report import sections as parts
 from semkv_bench.stats.result import Cliff, Report, _read
 
@@ -25,9 +25,9 @@ __all__ = [
     "limits",
     "overview_rows",
     "remarks",
-    "samples",
     "sections",
     "show",
+    "worst_examples",
     "write",
 ]
 
@@ -49,7 +49,8 @@ headline, limits, show, write = map(
     _typed, (rendered.headline, rendered.limits, rendered.show, rendered.write)
 )
 cards, incomplete, remarks = map(_typed, (content.cards, content.incomplete, content.remarks))
-samples, detail_table, sections = map(_typed, (content.samples, tables.detail_table, parts.sections))
+detail_table, sections = map(_typed, (tables.detail_table, parts.sections))
+worst_examples = _typed(examples.worst_examples)
 draw_all, draw_rankings, draw_turns = map(_typed, (figures.draw_all, panels.draw_rankings, panels.draw_turns))
 confirmation_words = _typed(verdict.confirmation_words)
 
