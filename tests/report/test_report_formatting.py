@@ -45,11 +45,11 @@ def test_values(write, value, text):
 
 
 @pytest.mark.parametrize(
-    ("setting", "words"),
-    [("affine-L16", "4.0 bits (L=16, int4)"), ("nf4", "4.0 bits (nf4)"), (None, "4.0 bits")],
+    ("levels", "setting", "words"),
+    [(16, "affine-L16", "4.0 bits (L=16, int4)"), (None, "nf4", "4.0 bits (nf4)"), (None, None, "4.0 bits")],
 )
-def test_a_grid_point_without_levels_in_its_name_is_named(setting, words):
-    assert f.grid_point(setting, 4.0) == words
+def test_a_grid_point_without_levels_is_named(levels, setting, words):
+    assert f.grid_point(levels, setting, 4.0) == words
 
 
 @given(st.floats(allow_nan=False, min_value=-1, max_value=1), st.integers(1, 4))
