@@ -217,7 +217,9 @@ def _cliff_report(given: Given) -> None:
     from semkv_bench.records.runs import check_run
 
     config = given.config
-    if config.run is not None and all(config[key] is None for key in ("records", "records_model", "out")):
+    if config.run is not None and all(
+        config[key] is None for key in ("runs", "records", "records_model", "out")
+    ):
         check_run(Path(config.run).expanduser())
     from semkv_bench.report.command import given_options, make_report
 

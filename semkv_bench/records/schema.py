@@ -62,6 +62,7 @@ COLUMNS = (
     "cache_bits",
     "kl",
     "top1_agreement",
+    "agreement",
     "runaway",
     "prediction",
     "new_tokens",
@@ -81,10 +82,10 @@ _ROUNDED_BITS, _MOST_BITS = 0.05, 32
 
 
 # Scores are exact; token-level measures are means in half precision.
-_ROUNDED = {"score": 0.0, "top1_agreement": 1e-3, "kl": 1e-3}
+_ROUNDED = {"score": 0.0, "top1_agreement": 1e-3, "agreement": 1e-3, "kl": 1e-3}
 
 
-_SHARES = ("score", "top1_agreement")
+_SHARES = ("score", "top1_agreement", "agreement")
 
 
 _BITS = ("code_bits", "packed_bits", "effective_bits")
@@ -128,7 +129,7 @@ def normalize(
     _check_clusters(frame, fail)
     for name in ("seed", "turn"):
         frame[name] = _whole(frame, name, fail)
-    for name in (*_BITS, "cache_bits", "score", "kl", "top1_agreement"):
+    for name in (*_BITS, "cache_bits", "score", "kl", "top1_agreement", "agreement"):
         frame[name] = _numbers(frame, name, fail)
     frame["runaway"] = _flags(frame, fail)
     frame["kind"] = _kinds(frame, fail)

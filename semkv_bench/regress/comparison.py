@@ -16,6 +16,7 @@ from semkv_bench.errors import UsageError
 from semkv_bench.regress.checks import check_count, differing
 from semkv_bench.regress.evidence import Array, Sample, Tested, permutation_test, tolerance_test
 from semkv_bench.regress.snapshot import Snapshot
+from semkv_bench.report import formatting
 from semkv_bench.stats.multiplicity import holm
 
 __all__ = [
@@ -355,11 +356,9 @@ def _told(shift: Shift, old: Snapshot, new: Snapshot) -> Finding:
 
 
 def cliff_text(snapshot: Snapshot) -> str:
-    """``(2.585, 3.000]``, or the status where no cliff was located."""
+    """Where the cliff of ``snapshot`` is, in the report's words."""
     cliff = snapshot.cliff
-    if cliff["status"] != "located":
-        return cliff["status"].replace("_", " ")
-    return f"({cliff['lower_bits']:.3f}, {cliff['upper_bits']:.3f}]"
+    return formatting.cliff_text(cliff["status"], cliff["lower_bits"], cliff["upper_bits"])
 
 
 def _read_differently(old: Snapshot, new: Snapshot, shifts: Sequence[Shift]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from semkv_bench.report.formatting import (
     bits_text,
+    clean,
     count,
     effective_text,
     grid_point,
@@ -16,6 +17,7 @@ __all__ = [
     "cliff_grid",
     "cliffs_of",
     "compared_settings",
+    "dead_tasks",
     "lengths_words",
     "metric_of",
     "ordered_settings",
@@ -27,6 +29,7 @@ __all__ = [
     "repeats_of_reference",
     "row_of",
     "sample_noun",
+    "task_title",
     "telling_settings",
     "tested_settings",
 ]
@@ -150,6 +153,20 @@ def cliff_grid(report: Report, quantizer: str | None) -> list[SettingResult]:
     if len(cliffs_of(report)) == 1:
         return grid
     return [row for row in grid if row.quantizer == quantizer]
+
+
+def task_title(report: Report, task: str) -> str:
+    """The name of ``task``, marked where the verdicts leave it out."""
+    return f"{clean(task)} †" if report.assay and task in (report.assay.dead_tasks or {}) else clean(task)
+
+
+def dead_tasks(report: Report) -> tuple[str, ...]:
+    """Why the verdicts leave out each task that they leave out."""
+    dead = (report.assay and report.assay.dead_tasks) or {}
+    return tuple(
+        f"† {clean(task)} cannot react and is left out of the verdicts: {clean(why)}."
+        for task, why in sorted(dead.items())
+    )
 
 
 def telling_settings(report: Report) -> list[str]:

@@ -15,7 +15,9 @@ from semkv_bench.report.access import (
     sample_noun,
 )
 from semkv_bench.report.formatting import (
+    CLIFF_MEANS,
     clean,
+    cliff_text,
     count,
     divergence,
     fixed,
@@ -26,7 +28,6 @@ from semkv_bench.report.formatting import (
     signed,
     signed_interval,
 )
-from semkv_bench.report.verdict import interval_words
 from semkv_bench.stats.result import Cliff, Report, RunawayDetector
 
 __all__ = [
@@ -43,6 +44,7 @@ _MOST_TASKS_NAMED = 24
 
 # What a heading or a card means, told when the pointer rests on it.
 GLOSSARY = {
+    "cliff, code bits": CLIFF_MEANS,
     "code bits": "log2 of the number of levels: what a code needs; 16 levels are 4 bits, called int4 elsewhere",
     "effective bits": "bits per value of the coded part: packed codes and their scales, zero points or norms",
     "cache bits": "bits per value over all that the cache stored at the run's lengths, coded or not",
@@ -51,6 +53,8 @@ GLOSSARY = {
     "verdict": "what the sample shows of a drop beyond the margin: ruled out, shown, or not settled",
     "margin": "the largest loss of the average score, on the 0 to 1 scale, that is agreed to be of no consequence",
     "runaway": "share of answers that hit the token limit or loop",
+    "agreement [interval]": "share of an answer that equals full precision's, token by token from its start, until "
+    "the first token that differs; the interval is over clusters",
     "KL": "mean divergence, in nats, of the next-token distributions from full precision",
 }
 
@@ -84,21 +88,19 @@ def cards(report: Report) -> list[Card]:
 
 def _cliff_card(report: Report, quantizer: str | None, cliff: Cliff) -> Card:
     title = f"Cliff of {clean(quantizer)}, code bits" if quantizer else "Cliff, code bits"
-    if cliff.status == "located":
-        value = interval_words(cliff.lower_bits, cliff.upper_bits)
-        ends = [
-            point_words(report, getattr(cliff, f"{end}_setting"), getattr(cliff, f"{end}_bits"), "")
-            for end in ("lower", "upper")
-        ]
-        note = f"collapses at {ends[0]}, holds at {ends[1]}"
-    else:
-        value, note = {
-            "above_grid": ("above the grid", "the most bits tested already lose quality"),
-            "below_grid": ("below the grid", "the fewest bits tested show no loss"),
-            "undetermined": ("not determined", "the evidence does not settle where it is"),
-        }[cliff.status]
-        if not cliff_grid(report, quantizer):
-            note = "no uniform setting was run, so there is no grid to look in"
+    value = cliff_text(cliff.status, cliff.lower_bits, cliff.upper_bits)
+    lower, upper = (
+        point_words(report, getattr(cliff, f"{end}_setting"), getattr(cliff, f"{end}_bits"), "")
+        for end in ("lower", "upper")
+    )
+    note = {
+        "located": f"collapses at {lower}, holds at {upper}",
+        "above_grid": "the most bits tested already collapse",
+        "below_grid": "the fewest bits tested still hold",
+        "undetermined": "the evidence does not settle where it is",
+    }[cliff.status]
+    if cliff.status != "located" and not cliff_grid(report, quantizer):
+        note = "no uniform setting was run, so there is no grid to look in"
     if known(cliff.probability):
         note += f"; bootstrap probability {fixed(cliff.probability, 2)}"
     return Card(title, value, note)
@@ -269,15 +271,15 @@ def reading_notes(report: Report) -> list[tuple[str, str]]:
         ("Verdicts", _verdict_note(margin)),
         (
             "Cliff",
-            "The interval between the highest grid point that is degraded, with all below it, and the lowest "
-            "that holds, with all above it. Its probability is the share of bootstrap resamples whose own "
-            "interval lies within it.",
+            f"{CLIFF_MEANS} Its probability is the share of bootstrap resamples whose own interval lies within it. "
+            "The steepest fall is where the averages lose most between neighbours, whatever the verdicts.",
         ),
         (
-            "Runaway and KL",
-            "A runaway generation hits its token limit or loops. KL is the mean divergence of the next-token "
-            "distributions from full precision, over the reference answer. Both are witnesses beside the "
-            "score; neither decides a verdict.",
+            "Runaway, agreement and KL",
+            "A runaway generation hits its token limit or loops. Agreement is the share of an answer that equals full "
+            "precision's token by token, from its start to the first token that differs. KL is the mean divergence "
+            "of the next-token distributions from full precision, over the reference answer. They are witnesses "
+            "beside the score; none decides a verdict.",
         ),
     ]
 

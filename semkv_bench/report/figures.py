@@ -19,8 +19,10 @@ from semkv_bench.report.axes import (
     svg_text,
 )
 from semkv_bench.report.formatting import (
+    CLIFF_MEANS,
     bits_text,
     clean,
+    cliff_text,
     divergence,
     effective_text,
     fixed,
@@ -44,7 +46,6 @@ from semkv_bench.report.marks import (
 from semkv_bench.report.method_figure import draw_methods
 from semkv_bench.report.panels import draw_rankings, draw_turns
 from semkv_bench.report.quality import paint_quality
-from semkv_bench.report.verdict import interval_words
 from semkv_bench.stats.result import Cliff, Report, SettingResult
 
 __all__ = ["FIGURE_NAMES", "GRID_FIGURES", "Drawn", "draw_all"]
@@ -179,6 +180,13 @@ def _paint_divergence(report: Report, points: list[SettingResult], axes: Axes) -
         axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
 
 
+def _paint_agreement(report: Report, points: list[SettingResult], axes: Axes) -> None:
+    _bits_axis(report, points, axes)
+    draw_series(axes, points, spread(points, "code_bits"), "agreement", "agreement_ci")
+    axes.set_ylim(-0.03, 1.03)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}%")
+
+
 def _coded(row: SettingResult) -> bool:
     """Whether a setting has a place on the axis of code bits; pruned ones code nothing."""
     return row.kind != "prune" and known(row.code_bits)
@@ -229,6 +237,14 @@ _PAINTERS = {
             + (f" (exact McNemar p {p_value(row.runaway_p)})" if known(row.runaway_p) else "")
         ),
         _paint_runaway,
+    ),
+    "agreement_vs_bits": _Painter(
+        "Answers equal to full's",
+        _BITS_LABEL,
+        "share equal from the start",
+        lambda row: _coded(row) and known(row.agreement),
+        lambda row: percent(row.agreement) if known(row.agreement) else "",
+        _paint_agreement,
     ),
     "kl_vs_bits": _Painter(
         "KL divergence from full against bits",
@@ -289,9 +305,8 @@ def _shade_cliff(axes: Axes, cliff: Cliff, colour: str, quantizer: str | None) -
         return
     name = f"cliff, {shorten(clean(quantizer), 20)}" if quantizer else None
     band = axes.axvspan(low, high, color=PALETTE[colour], alpha=0.13, lw=0, label=name)
-    hover(
-        band, f"cliff, where the verdicts put it: {interval_words(cliff.lower_bits, cliff.upper_bits)} bits"
-    )
+    place = cliff_text(cliff.status, cliff.lower_bits, cliff.upper_bits)
+    hover(band, f"cliff, code bits: {place}. {CLIFF_MEANS}")
     if name is None:
         _above((low + high) / 2, "cliff", colour, axes)
 

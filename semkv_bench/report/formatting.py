@@ -4,19 +4,23 @@ import math
 import unicodedata
 
 __all__ = [
+    "CLIFF_MEANS",
     "DASH",
     "bits_text",
     "clean",
+    "cliff_text",
     "count",
     "divergence",
     "effective_text",
     "fixed",
     "grid_point",
     "interval",
+    "interval_words",
     "join",
     "known",
     "p_value",
     "percent",
+    "percents",
     "plain_data",
     "plural",
     "ratio",
@@ -26,6 +30,18 @@ __all__ = [
 ]
 
 DASH = "–"
+
+# The one definition of a cliff, for everything that names one.
+CLIFF_MEANS = (
+    "A cliff lies between two points of the uniform grid, as the verdicts put it: the upper and all above it hold "
+    "(a drop beyond the margin is ruled out), the lower and all below it collapse (such a drop is shown); what lies "
+    "between them is undecided."
+)
+_CLIFF_STATUS = {
+    "above_grid": "above the grid",
+    "below_grid": "below the grid",
+    "undetermined": "not determined",
+}
 
 # What whole numbers of bits are called elsewhere.
 _INTEGERS = {4: "int2", 16: "int4", 256: "int8"}
@@ -82,6 +98,13 @@ def percent(value: float | None) -> str:
     return f"{100 * value:.1f}%" if known(value) else DASH
 
 
+def percents(pair: object) -> str:
+    """``[low, high]`` in percent, or an en dash where an end is missing."""
+    if not pair or not all(known(end) for end in pair):
+        return DASH
+    return f"[{100 * pair[0]:.1f}, {100 * pair[1]:.1f}]"
+
+
 def ratio(value: float | None, digits: int = 2) -> str:
     """A compression ratio such as ``4.57x``."""
     return f"{fixed(value, digits)}x" if known(value) else DASH
@@ -136,6 +159,22 @@ def grid_point(levels: int | None, setting: str | None, code_bits: float | None,
         return f"{bits_text(code_bits)}{unit}" + (f" ({clean(setting)})" if setting else "")
     also = f", {_INTEGERS[levels]}" if levels in _INTEGERS else ""
     return f"{bits_text(code_bits)}{unit} (L={levels}{also})"
+
+
+def interval_words(lower: float | None, upper: float | None) -> str:
+    """A grid interval such as ``(2.0, 2.322]``, ``at most 1.0`` or ``above 4.0``, in code bits."""
+    if known(lower) and known(upper):
+        return f"({bits_text(lower)}, {bits_text(upper)}]"
+    if known(lower):
+        return f"above {bits_text(lower)}"
+    if known(upper):
+        return f"at most {bits_text(upper)}"
+    return "not located"
+
+
+def cliff_text(status: str, lower: float | None, upper: float | None) -> str:
+    """Where a cliff is: ``(2.0, 2.322]`` code bits, or beside which end of the grid."""
+    return interval_words(lower, upper) if status == "located" else _CLIFF_STATUS[status]
 
 
 def join(words: list[str], last: str = "and") -> str:

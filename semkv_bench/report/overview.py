@@ -18,6 +18,7 @@ from semkv_bench.report.files import write_all
 from semkv_bench.report.formatting import (
     DASH,
     clean,
+    cliff_text,
     count,
     effective_text,
     fixed,
@@ -29,7 +30,6 @@ from semkv_bench.report.formatting import (
 )
 from semkv_bench.report.tables import VERDICT_SIGNS, Column, Table, table_of
 from semkv_bench.report.terminal import show_table
-from semkv_bench.report.verdict import interval_words
 from semkv_bench.stats.result import SCHEMA, Report, plain
 
 __all__ = ["OverviewRow", "draw_overview", "overview_rows", "show_overview", "write_overview"]
@@ -156,17 +156,8 @@ def _clusters(row: OverviewRow) -> str:
     return f"{count(row.n_clusters)}{' so far' if row.unfinished else ''}"
 
 
-_STATUS = {
-    "above_grid": "above the grid",
-    "below_grid": "below the grid",
-    "undetermined": "not determined",
-}
-
-
 def _cliff_cell(row: OverviewRow) -> str:
-    if row.status == "located":
-        return interval_words(row.lower_bits, row.upper_bits)
-    return _STATUS[row.status]
+    return cliff_text(row.status, row.lower_bits, row.upper_bits)
 
 
 def _point_cell(row: OverviewRow) -> str:

@@ -1,14 +1,15 @@
 """The one page that is shown as HTML, as Markdown and in a terminal: what it says, in which order."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
 import yaml
 
 from semkv_bench import __version__
-from semkv_bench.report.access import cliffs_of, compared_settings
+from semkv_bench.records.schema import REFERENCE
+from semkv_bench.report.access import cliffs_of, compared_settings, dead_tasks, task_title
 from semkv_bench.report.content import Card, cards, incomplete, reading_notes, remarks, run_facts
 from semkv_bench.report.examples import Example, worst_examples
 from semkv_bench.report.figures import Drawn
@@ -32,13 +33,17 @@ _MOST_TASKS_ACROSS = 7
 
 @dataclass(frozen=True)
 class Page:
-    """A report in words: ``lead`` has at most three sentences, each of which decides something."""
+    """A report in words: ``lead`` has at most three sentences, each of which decides something.
+
+    ``anchors`` say by setting which example its cells lead to.
+    """
 
     title: str
     lead: tuple[str, ...]
     cards: tuple[Card, ...]
     sections: tuple[Section, ...]
     operating_point: str | None = None
+    anchors: Mapping[Hashable, str] = field(default_factory=dict)
     version: str = __version__
 
 
@@ -78,6 +83,7 @@ def page_of(
         cards=tuple(cards(report)),
         sections=tuple(section for section in made if not section.empty),
         operating_point=clean(point.setting) if point else None,
+        anchors=_anchors(examples, lambda _, setting: setting),
     )
 
 
@@ -119,38 +125,45 @@ def _tasks(report: Report, examples: Sequence[Example]) -> Section:
     """Settings down, tasks across in tables of a few, so that none is wider than a page."""
     names = [report.reference, *(row.setting for row in compared_settings(report))]
     rows = task_rows(report, names)
-    shown = {(each.task, answer.setting): each.anchor for each in reversed(examples) for answer in each.lost}
+    anchors = _anchors(examples, lambda each, setting: (each.task, setting))
     tables = []
     for start in range(0, len(rows), _MOST_TASKS_ACROSS):
         part = rows[start : start + _MOST_TASKS_ACROSS]
-        tables.append(
-            (
-                "",
-                Table(
-                    titles=("setting", *(clean(task) for task, _ in part)),
-                    numeric=(False, *(True for _ in part)),
-                    rows=tuple(
-                        (clean(name), *(_cell(results[k]) for _, results in part))
-                        for k, name in enumerate(names)
-                    ),
-                    shades=tuple(
-                        ("", *(_shade(results[k], report.margin) for _, results in part))
-                        for k in range(len(names))
-                    ),
-                    links=tuple(
-                        ("", *(shown.get((clean(task), clean(name)), "") for task, _ in part))
-                        for name in names
-                    ),
-                ),
-            )
+        table = Table(
+            titles=("setting", *(task_title(report, task) for task, _ in part)),
+            numeric=(False, *(True for _ in part)),
+            rows=tuple(
+                (clean(name), *(_cell(results[k]) for _, results in part)) for k, name in enumerate(names)
+            ),
+            shades=tuple(
+                ("", *(_shade(results[k], report.margin) for _, results in part)) for k in range(len(names))
+            ),
+            links=tuple(
+                ("", *(anchors.get((clean(task), clean(name)), "") for task, _ in part)) for name in names
+            ),
         )
+        tables.append(("", table))
     note = (
         "Score per task and setting with the difference from full precision and its interval; shaded where the "
         "difference is larger than the margin."
     )
-    if shown:
-        note += " A linked score leads to the example that lost most."
-    return Section("tasks", "Tasks", note=note, tables=tuple(tables))
+    if anchors:
+        note += f" {_LINKED}"
+    return Section("tasks", "Tasks", note=note, points=dead_tasks(report), tables=tuple(tables))
+
+
+_LINKED = "A cell leads to the example that lost most there, where it is among those below."
+
+
+def _anchors(examples: Sequence[Example], key: Callable[[Example, str], Hashable]) -> dict[Hashable, str]:
+    """Where the worst example of every ``key(example, setting)`` stands: one that lost there, else any."""
+    found: dict[Hashable, str] = {}
+    for lost in (True, False):
+        for each in examples:
+            answers = each.lost if lost else each.answers
+            for setting in [answer.setting for answer in answers] + ([] if lost else [REFERENCE]):
+                found.setdefault(key(each, setting), each.anchor)
+    return found
 
 
 def _cell(result: TaskResult | None) -> str:

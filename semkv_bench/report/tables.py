@@ -12,13 +12,14 @@ from semkv_bench.report.formatting import (
     divergence,
     fixed,
     interval,
+    interval_words,
     p_value,
     percent,
+    percents,
     ratio,
     signed,
     signed_interval,
 )
-from semkv_bench.report.verdict import interval_words
 from semkv_bench.stats.result import Cliff, Report, SettingResult, TaskResult
 
 __all__ = [
@@ -115,6 +116,13 @@ _MAIN = (
     ),
     Column("p no worse", lambda row: p_value(row.p_no_worse)),
     Column("runaway", lambda row: percent(row.runaway_rate), optional=True),
+    Column(
+        "agreement [interval]",
+        lambda row: with_interval(percent(row.agreement), percents(row.agreement_ci)),
+        optional=True,
+        measured=False,
+        short="agree",
+    ),
     Column("KL", lambda row: divergence(row.kl), optional=True),
 )
 

@@ -8,7 +8,13 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from semkv_bench.report.access import compared_settings, sample_noun, telling_settings
+from semkv_bench.report.access import (
+    compared_settings,
+    dead_tasks,
+    sample_noun,
+    task_title,
+    telling_settings,
+)
 from semkv_bench.report.formatting import DASH, clean, fixed, known, plural, signed
 from semkv_bench.report.page import page_of
 from semkv_bench.report.tables import Table, task_rows
@@ -27,7 +33,7 @@ _STYLES = {
 }
 _GAP = 2
 _NARROW = 60
-_ASCII = str.maketrans({DASH: "-", "…": "~", "≈": "~", "★": "*"})
+_ASCII = str.maketrans({DASH: "-", "…": "~", "≈": "~", "★": "*", "†": "+"})
 
 
 _DOCUMENTS_ONLY = ("figures", "details", "tasks", "examples", "run", "reading", "configuration")
@@ -84,7 +90,7 @@ def _sample_words(report: Report, context: dict) -> str:
 def _show_tasks(report: Report, printer: "_Printer") -> None:
     reference = report.reference
     names = telling_settings(report)
-    key = max([len("task"), *(cell_len(clean(task)) for task in report.tasks)])
+    key = max([len("task"), *(cell_len(task_title(report, task)) for task in report.tasks)])
     room = printer.width - min(key, printer.key_width) - _GAP - len("0.000")
     shown = []
     for name in names:
@@ -97,11 +103,13 @@ def _show_tasks(report: Report, printer: "_Printer") -> None:
     rows = []
     for task, (full, *others) in task_rows(report, [reference, *shown]):
         cells = [signed(result.diff) if result else DASH for result in others]
-        rows.append((clean(task), fixed(full.score) if full else DASH, *cells))
+        rows.append((task_title(report, task), fixed(full.score) if full else DASH, *cells))
     left = len(tested) - len(shown)
     printer.heading(f"Tasks (score under {clean(reference)}, then differences from it)")
     titles = ("task", clean(reference), *(clean(name) for name in shown))
     printer.table(Table(titles, (False,) + (True,) * (len(shown) + 1), tuple(rows)))
+    for words in dead_tasks(report):
+        printer.line(words)
     if left:
         printer.line(f"{plural(left, 'more setting')} per task: see report.md or report.html.", "dim")
 

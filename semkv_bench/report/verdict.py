@@ -15,6 +15,7 @@ from semkv_bench.report.access import (
 from semkv_bench.report.formatting import (
     bits_text,
     clean,
+    cliff_text,
     count,
     fixed,
     join,
@@ -31,7 +32,6 @@ __all__ = [
     "cliff_words",
     "confirmation_words",
     "headline",
-    "interval_words",
     "limits",
     "operating_point_words",
     "subject",
@@ -93,30 +93,16 @@ def subject(report: Report) -> str:
     return _with(_model(report), join([clean(name) for name in names]))
 
 
-def interval_words(lower: float | None, upper: float | None) -> str:
-    """A grid interval such as ``(2.0, 2.322]``, ``at most 1.0`` or ``above 4.0``, in code bits."""
-    if known(lower) and known(upper):
-        return f"({bits_text(lower)}, {bits_text(upper)}]"
-    if known(lower):
-        return f"above {bits_text(lower)}"
-    if known(upper):
-        return f"at most {bits_text(upper)}"
-    return "not located"
-
-
 def cliff_words(report: Report, quantizer: str | None, cliff: Cliff) -> str:
     """Where one cliff of ``cliffs_of`` is and how probable that is."""
-    status = cliff.status
-    if status == "located":
-        words = f"{interval_words(cliff.lower_bits, cliff.upper_bits)} bits"
-    elif status == "above_grid":
-        words = f"above the grid (over {bits_text(_end(report, quantizer, cliff)[1])} bits)"
-    elif status == "below_grid":
-        words = f"below the grid (under {bits_text(_end(report, quantizer, cliff)[1])} bits)"
-    elif cliff_grid(report, quantizer):
-        words = "not determined"
-    else:
-        words = "not determined, as no uniform setting was run"
+    words = cliff_text(cliff.status, cliff.lower_bits, cliff.upper_bits)
+    if cliff.status == "located":
+        words += " bits"
+    elif cliff.status != "undetermined":
+        side = "over" if cliff.status == "above_grid" else "under"
+        words += f" ({side} {bits_text(_end(report, quantizer, cliff)[1])} bits)"
+    elif not cliff_grid(report, quantizer):
+        words += ", as no uniform setting was run"
     likely = cliff.probability
     return f"{words}, bootstrap probability {fixed(likely, 2)}" if known(likely) else words
 
@@ -209,11 +195,11 @@ def _course(report: Report, quantizer: str | None, cliff: Cliff) -> str:
     if cliff.status == "located":
         upper = point_words(report, cliff.upper_setting, cliff.upper_bits)
         lower = point_words(report, cliff.lower_setting, cliff.lower_bits, unit="")
-        return f"keeps its quality down to {upper} and collapses at {lower}"
+        return f"holds down to {upper} and collapses at {lower}"
     end = point_words(report, *_end(report, quantizer, cliff))
     if cliff.status == "above_grid":
-        return f"has lost quality already at {end}, the most bits tested, so its cliff lies above the grid"
-    return f"keeps its quality down to {end}, the fewest bits tested, so its cliff lies below the grid"
+        return f"collapses already at {end}, the most bits tested, so its cliff lies above the grid"
+    return f"holds down to {end}, the fewest bits tested, so its cliff lies below the grid"
 
 
 def _end(report: Report, quantizer: str | None, cliff: Cliff) -> tuple[str | None, float | None]:

@@ -165,9 +165,8 @@ def _settings(
     look: Look | None,
 ) -> tuple[SettingResult, ...]:
     scores = reference_moments(paired, options.average)
-    low, high = score_interval(
-        scores, options.confidence if look is None else look.confidence(options.confidence)
-    )
+    confidence = options.confidence if look is None else look.confidence(options.confidence)
+    low, high = score_interval(scores, confidence)
     score_ci = (np.clip(low, 0, 1), np.clip(high, 0, 1))
     shown = intervals(judgement.moments, options, look)
     shown["bootstrap_ci"] = percentile_interval(resampled, options.confidence)
@@ -196,7 +195,7 @@ def _settings(
             score=float(scores.mean[i]),
             score_ci=_pair(score_ci, i),
             **_comparison(paired, judgement, shown, options, i, look),
-            **_witnesses(paired, options, i),
+            **_witnesses(paired, options, i, confidence),
             allocation=allocations.get(i),
             detectable_drop=drops[i],
             residual=left[i],
@@ -245,8 +244,19 @@ def _average(values: np.ndarray, paired: PairedScores, options: StatsOptions) ->
     return float(moments(column, np.abs(column), paired.tasks, options.average, sizes=paired.sizes).mean[0])
 
 
-def _witnesses(paired: PairedScores, options: StatsOptions, i: int) -> dict:
-    """Runaway generations and token-level agreement; they stand beside the verdict and do not decide it."""
+def _agreement(paired: PairedScores, options: StatsOptions, i: int, confidence: float) -> dict:
+    """Share of the answers that equals the reference's token by token, with its interval over clusters."""
+    values = paired.measures["agreement"][:, i : i + 1]
+    if np.isnan(values).all():
+        return {}
+    found = moments(values, values, paired.tasks, options.average, sizes=paired.sizes)
+    bounds = score_interval(found, confidence)
+    ends = NO_ENDS if i == 0 else _pair(tuple(np.clip(end, 0, 1) for end in bounds), 0)
+    return {"agreement": float(found.mean[0]), "agreement_ci": ends}
+
+
+def _witnesses(paired: PairedScores, options: StatsOptions, i: int, confidence: float) -> dict:
+    """Runaway generations and agreement with the reference; they stand beside the verdict and do not decide it."""
     runaway, reference = paired.measures["runaway"][:, i], paired.references["runaway"][:, i]
     p = None
     if i > 0 and not np.isnan(runaway).all():
@@ -257,6 +267,7 @@ def _witnesses(paired: PairedScores, options: StatsOptions, i: int) -> dict:
         "runaway_p": p,
         "kl": _average(paired.measures["kl"][:, i], paired, options),
         "top1_agreement": _average(paired.measures["top1_agreement"][:, i], paired, options),
+        **_agreement(paired, options, i, confidence),
     }
 
 

@@ -24,9 +24,9 @@ from semkv_bench.stats.options import StatsOptions
 __all__ = ["PairedScores", "SettingInfo", "cluster_labels", "pair"]
 
 _OUTCOMES = ("score", "prediction", "runaway", "kl", "top1_agreement", "new_tokens", "prompt_hash")
-_RELATIVE = ("kl", "top1_agreement")
+_RELATIVE = ("kl", "top1_agreement", "agreement")
 _MOST_NAMED = 3
-_MEASURES = ("score", "runaway", "kl", "top1_agreement")
+_MEASURES = ("score", "runaway", "kl", "top1_agreement", "agreement")
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class SettingInfo:
 class PairedScores:
     """Cluster means of all settings, column 0 the reference itself. N clusters, S settings.
 
-    ``measures[name]`` and ``references[name]`` ("score", "runaway", "kl", "top1_agreement") are [N, S]: the
+    ``measures[name]`` and ``references[name]`` ("score", "runaway" and so on) are [N, S]: the
     setting's mean and the reference's mean over the same rows, NaN where nothing is paired. ``evidence``
     [N, S] counts the rows that are not repeats. ``row_sizes`` [N, S] says how far the scores of single rows
     (seeds, turns) are from the reference's: the mean of absolute differences, weighted by their squares.

@@ -141,6 +141,8 @@ class SettingResult:
     runaway_p: float | None
     kl: float | None
     top1_agreement: float | None
+    agreement: float | None = None
+    agreement_ci: Ends = NO_ENDS
     allocation: Allocation | None = None
     detectable_drop: float | None = None
     residual: str | None = None

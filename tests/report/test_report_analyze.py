@@ -40,7 +40,7 @@ def test_a_whole_run(records, context, tmp_path):
     report = analysed(records)
     text = written(report, records, context, tmp_path)
     assert headline(report) == (
-        "SmolLM2-135M-Instruct with affine quantization keeps its quality down to 2.807 bits (L=7) and collapses "
+        "SmolLM2-135M-Instruct with affine quantization holds down to 2.807 bits (L=7) and collapses "
         "at 2.322 (L=5); cheapest safe cache: affine-L7, coded part 3.333 effective bits per value, "
         "4.8x smaller than 16-bit."
     )
@@ -57,7 +57,7 @@ def test_two_quantizers_repeats_and_a_second_reference(records, context, tmp_pat
     report = analysed(frame)
     report["planned_examples"] = 300
     text = written(report, frame, context, tmp_path)
-    assert "; with turboquant it keeps its quality down to 2.807 bits (L=7)" in headline(report)
+    assert "; with turboquant it holds down to 2.807 bits (L=7)" in headline(report)
     assert "- Cliff of affine: (2.322, 2.807] bits" in text and "- Cliff of turboquant: (2.322," in text
     assert "120 of 240 recorded examples repeat others" in text
     assert "Full precision run again (full-again) differs from itself by 0.000" in text

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rich.console import Console
-from typed import as_report, headline, incomplete, limits, worst_examples, write
+from typed import as_report, headline, incomplete, limits, show, worst_examples, write
 
 from semkv_bench.errors import SemkvError, UsageError
 from semkv_bench.report import examples
@@ -436,7 +436,7 @@ def test_show_says_what_it_cannot_show(frame, monkeypatch, setting, only, words)
 def test_the_page_has_contents_a_glossary_and_values_on_hover(written, page):
     text = written["report.html"].read_text(encoding="utf-8")
     assert '<li><a href="#settings">Settings</a></li>' in text
-    assert '<abbr title="bits per value of the coded part' in text and len(GLOSSARY) == 8
+    assert '<abbr title="bits per value of the coded part' in text and len(GLOSSARY) == 10
     assert "<title>affine-L5: score 0." in text
     lead = text.split('<dl class="cards">')[0]
     assert lead.count('<p class="limits">') + lead.count('<p class="verdict">') <= 3
@@ -457,3 +457,50 @@ def test_the_whole_cache_leads_where_it_is_known(report):
         "per value); 1 of 6 layers is coded; at other lengths the whole cache is smaller by 1.3x at 8k, 1.5x at 32k "
         "and 1.6x at 128k tokens"
     ) in headline(report)
+
+
+def test_every_cell_leads_to_its_worst_example(written, report, frame):
+    """Scores by setting and by task lead to an example of that setting and task, the worst where it lost."""
+    text = written["report.html"].read_text(encoding="utf-8")
+    articles = dict(
+        re.findall(r'<article class="example (task-\d+)[^>]*id="(example-\d+)">', text)[::-1]
+    )  # the first example of every task
+    assert len(articles) == 3
+    for name in ("settings", "tasks"):
+        table = text.split(f'<table aria-labelledby="{name}">')[1].split("</table>")[0]
+        for row in table.split("<tr")[2:]:
+            cells = re.findall(r'<td class="number[^"]*">(.*?)</td>', row)
+            assert all("href='#example-" in cell for cell in (cells if name == "tasks" else cells[:1]))
+    worst, _ = worst_examples(report, frame, {})
+    first = next(each for each in worst if any(answer.setting == "affine-L5" for answer in each.lost))
+    row = text.split('<span class="name">affine-L5</span>')[1].split("</tr>")[0]
+    assert f"href='#{first.anchor}'" in row
+
+
+def test_dead_tasks_are_marked_by_task(report, frame, tmp_path):
+    why = "affine-L2 is not shown to lower it by more than 0.2"
+    report["assay"] = {
+        "sensitive": True,
+        "positive_control": "affine-L2",
+        "reference_above_chance": True,
+        "tasks": ["niah_essay", "variable_tracking"],
+        "dead_tasks": {"niah_noise": why},
+    }
+    paths = write(report, frame, {}, tmp_path)
+    told = f"† niah_noise cannot react and is left out of the verdicts: {why}."
+    page, markdown = Page(paths["report.html"].read_text()), paths["report.md"].read_text()
+    assert told in page.text and told in markdown
+    assert "| setting | niah_essay | niah_noise † | variable_tracking |" in markdown
+    console = Console(file=io.StringIO(), width=100)
+    show(report, {}, console)
+    assert told in console.file.getvalue() and "\nniah_noise †" in console.file.getvalue()
+
+
+def test_agreement_of_answers_is_in_table_and_figure(report, frame, tmp_path):
+    for row in report["settings"]:
+        lost = row["setting"] == "affine-L2"
+        row |= {"agreement": 0.123 if lost else 0.987, "agreement_ci": [0.05, 0.2] if lost else [None, None]}
+    paths = write(report, frame, {}, tmp_path)
+    assert "12.3% [5.0, 20.0]" in paths["report.md"].read_text()
+    assert "affine-L2 12.3%" in Page(paths["report.html"].read_text()).text
+    assert "figures/agreement_vs_bits.svg" in paths

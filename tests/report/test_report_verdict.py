@@ -39,7 +39,7 @@ def point(report):
 
 def test_located(point):
     assert headline(point) == (
-        "SmolLM2-135M-Instruct with affine quantization keeps its quality down to 2.807 bits (L=7) and "
+        "SmolLM2-135M-Instruct with affine quantization holds down to 2.807 bits (L=7) and "
         "collapses at 2.322 (L=5); cheapest safe cache: affine-L8, coded part 3.50 effective bits per value, "
         "4.6x smaller than 16-bit."
     )
@@ -56,7 +56,7 @@ def test_above_grid_names_the_most_bits_tested(point):
     cliff(point, "above_grid", lower=16)
     point["operating_point"] = None
     assert headline(point) == (
-        "SmolLM2-135M-Instruct with affine quantization has lost quality already at 4.0 bits (L=16, int4), the "
+        "SmolLM2-135M-Instruct with affine quantization collapses already at 4.0 bits (L=16, int4), the "
         "most bits tested, so its cliff lies above the grid; no setting is shown to be no worse than "
         "the 16-bit cache."
     )
@@ -66,7 +66,7 @@ def test_above_grid_names_the_most_bits_tested(point):
 def test_below_grid_names_the_fewest_bits_tested(point, given):
     cliff(point, "below_grid", upper=2 if given else None)
     assert headline(point).startswith(
-        "SmolLM2-135M-Instruct with affine quantization keeps its quality down to 1.0 bits (L=2), the "
+        "SmolLM2-135M-Instruct with affine quantization holds down to 1.0 bits (L=2), the "
         "fewest bits tested, so its cliff lies below the grid; cheapest safe cache: affine-L8"
     )
 
@@ -122,7 +122,7 @@ def test_every_quantizer_has_its_own_cliff(report):
     open_ = dict.fromkeys(("lower_bits", "upper_bits", "lower_setting", "upper_setting", "probability"))
     report["cliffs"] = {"turboquant": {"status": "undetermined", "intervals": [], **open_}, "affine": located}
     assert headline(report).startswith(
-        "SmolLM2-135M-Instruct with affine quantization keeps its quality down to 2.807 bits (L=7) and collapses "
+        "SmolLM2-135M-Instruct with affine quantization holds down to 2.807 bits (L=7) and collapses "
         "at 2.322 (L=5); with turboquant it has no located cliff (of 3 grid points, 0 hold, 3 collapse and 0 are "
         "undecided); cheapest safe cache: "
     )
@@ -273,7 +273,7 @@ def test_foreign_records_need_no_model_quantizer_or_effective_bits(report):
         "verdict": "equivalent",
     }
     assert headline(report) == (
-        "The model in these records keeps its quality down to 4.0 bits (int4) and collapses at 2.0 (int2); "
+        "The model in these records holds down to 4.0 bits (int4) and collapses at 2.0 (int2); "
         "cheapest safe cache: int4, 4.0 code bits (effective bits not recorded)."
     )
     assert "the margin of 0.03 was" in limits(report)

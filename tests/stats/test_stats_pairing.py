@@ -293,6 +293,20 @@ def test_runaways_are_paired_by_cluster():
     assert by_setting(analyze(twice, FEW))["L4"]["runaway_p"] == 0.0390625
 
 
+def test_agreement_of_answers_is_averaged_over_clusters():
+    ones, mixed = [1.0] * 100, [0.25, 0.75] * 50
+    frame = records({"full": ones, "L4": ones}).assign(agreement=ones + mixed)
+    low, high = by_setting(analyze(frame, FEW))["L4"]["agreement_ci"]
+    # Spread 0.25 over 100 clusters, one at 0 and one at 1 added: 0.5 +- t(0.975) * sqrt(6.75 / 101 / 102).
+    assert (high + low) / 2 == pytest.approx(0.5) and (high - low) / 2 == pytest.approx(0.0508, abs=5e-4)
+    assert by_setting(analyze(frame, FEW))["L4"]["agreement"] == pytest.approx(0.5)
+    full = by_setting(analyze(frame, FEW))["full"]
+    assert (full["agreement"], full["agreement_ci"]) == (1.0, [None, None])
+    twice = pd.concat([frame.assign(turn=0), frame.assign(turn=1)])
+    assert by_setting(analyze(twice, FEW))["L4"]["agreement_ci"] == pytest.approx([low, high])
+    assert by_setting(analyze(frame.drop(columns="agreement"), FEW))["L4"]["agreement"] is None
+
+
 def test_bootstrap_against_the_known_spread():
     x = np.r_[np.ones(25), np.zeros(75)][:, None]
     means = resample_means(x, np.zeros(100, int), "macro", 20_000, 0)
