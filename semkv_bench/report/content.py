@@ -53,8 +53,8 @@ GLOSSARY = {
     "verdict": "what the sample shows of a drop beyond the margin: ruled out, shown, or not settled",
     "margin": "the largest loss of the average score, on the 0 to 1 scale, that is agreed to be of no consequence",
     "runaway": "share of answers that hit the token limit or loop",
-    "agreement [interval]": "share of an answer that equals full precision's, token by token from its start, until "
-    "the first token that differs; the interval is over clusters",
+    "agreement": "share of an answer that equals full precision's, token by token from its start, until "
+    "the first token that differs",
     "KL": "mean divergence, in nats, of the next-token distributions from full precision",
 }
 

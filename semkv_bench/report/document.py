@@ -16,7 +16,7 @@ from semkv_bench.report.axes import inline_svg
 from semkv_bench.report.content import GLOSSARY
 from semkv_bench.report.figures import FIGURE_NAMES, Drawn, draw_all
 from semkv_bench.report.files import write_all
-from semkv_bench.report.formatting import clean, plain_data
+from semkv_bench.report.formatting import DASH, clean, plain_data
 from semkv_bench.report.methods import METHOD_FILES, method_files
 from semkv_bench.report.page import page_of
 from semkv_bench.report.tables import VERDICT_SIGNS
@@ -103,7 +103,7 @@ def _number(cell: str, link: str = "") -> Markup:
     """A number with a real minus sign; its difference and interval, which may stand below it, and where it leads."""
     first, *rest = [str(escape(part)) for part in cell.replace("-", "\u2212").split(" ", 1)]
     below = rest[0].replace(" [", "</span> <span class='below'>[") if rest else ""
-    shown = f"<a href='#{link}'>{first}</a>" if link else first
+    shown = f"<a href='#{link}'>{first}</a>" if link and cell != DASH else first
     return Markup(f"{shown} <span class='below'>{below}</span>" if below else shown)
 
 

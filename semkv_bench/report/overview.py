@@ -16,6 +16,7 @@ from semkv_bench.report.axes import FIGURE_SIZE, PALETTE, Drawn, drawing, png_by
 from semkv_bench.report.document import json_bytes, render
 from semkv_bench.report.files import write_all
 from semkv_bench.report.formatting import (
+    CLIFF_MEANS,
     DASH,
     clean,
     cliff_text,
@@ -252,6 +253,7 @@ def write_overview(rows: list[OverviewRow], left_out: list[str], out: Path) -> d
         "remarks": [comparable, *left_out],
         "figure": figure,
         "tables": _tables(rows),
+        "cliff_means": CLIFF_MEANS,
         "verdict_signs": VERDICT_SIGNS,
         "version": __version__,
     }

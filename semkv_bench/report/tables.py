@@ -116,13 +116,7 @@ _MAIN = (
     ),
     Column("p no worse", lambda row: p_value(row.p_no_worse)),
     Column("runaway", lambda row: percent(row.runaway_rate), optional=True),
-    Column(
-        "agreement [interval]",
-        lambda row: with_interval(percent(row.agreement), percents(row.agreement_ci)),
-        optional=True,
-        measured=False,
-        short="agree",
-    ),
+    Column("agreement", lambda row: percent(row.agreement), optional=True, measured=False, short="agree"),
     Column("KL", lambda row: divergence(row.kl), optional=True),
 )
 
@@ -155,6 +149,7 @@ _DETAIL = (
     Column("p degraded", lambda row: p_value(row.p_degraded)),
     Column("difference detectable", lambda row: _yes_no(row.detectable), numeric=False),
     Column("runaway p", lambda row: p_value(row.runaway_p), optional=True),
+    Column("agreement interval", lambda row: percents(row.agreement_ci), optional=True, measured=False),
     Column("top-1 agreement", lambda row: percent(row.top1_agreement), optional=True),
     Column(_NEEDED, lambda row: count(row.n_needed)),
     Column("records", lambda row: count(row.n)),

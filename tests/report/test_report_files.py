@@ -501,6 +501,7 @@ def test_agreement_of_answers_is_in_table_and_figure(report, frame, tmp_path):
         lost = row["setting"] == "affine-L2"
         row |= {"agreement": 0.123 if lost else 0.987, "agreement_ci": [0.05, 0.2] if lost else [None, None]}
     paths = write(report, frame, {}, tmp_path)
-    assert "12.3% [5.0, 20.0]" in paths["report.md"].read_text()
+    markdown = paths["report.md"].read_text()
+    assert "| 12.3% |" in markdown and "| [5.0, 20.0] |" in markdown
     assert "affine-L2 12.3%" in Page(paths["report.html"].read_text()).text
     assert "figures/agreement_vs_bits.svg" in paths
