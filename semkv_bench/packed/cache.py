@@ -5,6 +5,7 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from transformers.cache_utils import Cache, DynamicCache
 from transformers.configuration_utils import PreTrainedConfig
 
 from semkv_bench.errors import UsageError
-from semkv_bench.kernels import PackedLayout, PackedVectors
+from semkv_bench.kernels import PackedLayout
 from semkv_bench.models.architecture import decoder_of
 from semkv_bench.models.layers import cache_layers
 from semkv_bench.models.shape import ModelShape
@@ -22,6 +23,7 @@ from semkv_bench.packed.layer import PackedLayer, Plan
 from semkv_bench.packed.ranking import Layouts, Ranking
 from semkv_bench.packed.refeed import feed_last_again, stop
 from semkv_bench.protocols.rule import Blocks
+from semkv_bench.quantizers.packing import Packed
 from semkv_bench.settings.setting import Setting
 
 __all__ = ["CacheBytes", "SemKVCache"]
@@ -116,6 +118,7 @@ class SemKVCache(Cache):
             rule=rule,
             attention=attention,
             prompt_tokens=prompt_tokens,
+            depth=len(layers),
         )
         for index in packed:
             layers[index] = PackedLayer(self.plan, index)
@@ -175,9 +178,7 @@ class SemKVCache(Cache):
         """
         self._settle_loan()
         self._code_due()
-        rule, opened = self.plan.rule, _open(self.plan.layers[0])
-        for size in rule.pieces(opened) if rule.codes_tail else []:
-            self._code(size, prompt=False)
+        self._code(turn_over=True)
 
     def reset(self) -> None:
         """Forget everything; the next call brings a prompt."""
@@ -203,7 +204,7 @@ class SemKVCache(Cache):
         vectors, layouts = _distinct(self._pieces())
         ours = self.plan.layers
         others = [layer for layer in self.layers if not isinstance(layer, PackedLayer)]
-        codes = sum(packed.words.nbytes for packed in vectors)
+        codes = sum(packed.code_nbytes for packed in vectors)
         return CacheBytes(
             codes=codes,
             metadata=sum(packed.nbytes for packed in vectors) - codes,
@@ -223,15 +224,19 @@ class SemKVCache(Cache):
         A side that the setting leaves uncoded counts with its own type. Raises UsageError while nothing is coded.
         """
         vectors, layouts = _distinct(self._pieces())
-        values = sum(p.layout.heads * p.layout.head_dim * p.layout.tokens for p in vectors)
-        if not values:
+        if not vectors:
             raise UsageError("nothing is coded yet")
         size = sum(part.nbytes for part in (*vectors, *layouts))
+        values, seen = 0, set()
         for side, other in ((s, o) for layer in self.plan.layers for s, o in _pairs(layer.sides)):
-            if side.coder is None:
-                held = [p for pieces in other.rows for p in pieces]
-                count = sum(p.layout.heads * side.buffer.shape[3] * p.layout.tokens for p in held)
-                values, size = values + count, size + count * side.buffer.itemsize
+            _, heads, _, head_dim = side.buffer.shape
+            for packed in (packed for pieces in (other if side.coder is None else side).rows for packed in pieces):
+                count = heads * head_dim * packed.tokens
+                if side.coder is None:
+                    values, size = values + count, size + count * side.buffer.itemsize
+                elif id(packed) not in seen:
+                    values += count
+                    seen.add(id(packed))
         return 8 * size / values
 
     def _arm(self) -> None:
@@ -245,27 +250,30 @@ class SemKVCache(Cache):
 
     def _code_due(self) -> None:
         """Code what waited for the end of a forward call: a prompt ranked over all layers, complete blocks."""
-        layers = self.plan.layers
-        if due := layers[0].due:
+        if self.plan.layers[0].due:
             with torch.no_grad():
-                self._code(due, prompt=True)
-        prompt_is_in = layers[0].length >= (self.plan.prompt_tokens or 1)
-        due = self.plan.rule.due(_open(layers[0])) if prompt_is_in else 0
-        for size in self.plan.rule.pieces(due):
-            with torch.no_grad():
-                self._code(size, prompt=False)
+                for layer in self.plan.layers:
+                    layer.code_prompt()
+        self._code()
 
-    def _code(self, tokens: int, prompt: bool) -> None:
+    def _code(self, turn_over: bool = False) -> None:
+        """Code, stretch by stretch, what must be coded before another token comes."""
+        if not (self.plan.rule.codes_tail and self.plan.layers[0].is_initialized):
+            return
+        due = [layer.pieces(turn_over) for layer in self.plan.layers]
         # A shared ranking reads the open tokens of all layers, so it is made before the first one is coded.
-        for layer in self.plan.layers:
-            layer.code(tokens, prompt)
+        for stretch in zip_longest(*(side for pieces in due for side in pieces)):
+            for number, layer in enumerate(self.plan.layers):
+                if any(pieces := stretch[2 * number : 2 * number + 2]):
+                    with torch.no_grad():
+                        layer.code(pieces)
 
     def _settle_loan(self) -> None:
         if self.plan.loan is not None:
             loan, self.plan.loan = self.plan.loan, None
             loan.check()
 
-    def _pieces(self) -> Iterable[PackedVectors]:
+    def _pieces(self) -> Iterable[Packed]:
         for layer in self.plan.layers:
             for side in layer.sides:
                 for pieces in side.rows:
@@ -274,10 +282,6 @@ class SemKVCache(Cache):
 
 def _awaits_code(cache: SemKVCache) -> bool:
     return cache.plan.padding is None and all(layer.due for layer in cache.plan.layers)
-
-
-def _open(layer: PackedLayer) -> int:
-    return layer.length - layer.coded
 
 
 def _tensors(layer: Any) -> Iterable[Tensor]:
@@ -293,9 +297,9 @@ def _pairs(sides):
     return [(sides[0], sides[1]), (sides[1], sides[0])] if sides else []
 
 
-def _distinct(pieces: Iterable[PackedVectors]) -> tuple[list[PackedVectors], list[PackedLayout]]:
+def _distinct(pieces: Iterable[Packed]) -> tuple[list[Packed], list[PackedLayout]]:
     vectors = list({id(packed): packed for packed in pieces}.values())
-    layouts = list({id(packed.layout): packed.layout for packed in vectors}.values())
+    layouts = list({id(layout): layout for packed in vectors for layout in packed.layouts}.values())
     return vectors, layouts
 
 
@@ -310,5 +314,5 @@ def _check(setting: Setting, config: PreTrainedConfig, attention: str, prompt_to
     if not sides:
         raise UsageError(f"setting {setting.name} codes nothing; use transformers' DynamicCache")
     for side in sides:
-        check_packable(side.quantizer)
+        check_packable(side.quantizer, max(count for count, _ in side.allocation.parts(2)))
     setting.check_in(ModelShape.of(config).cache)

@@ -17,13 +17,15 @@ _UNMODELLED = ("softcap", "position_bias", "s_aux")
 
 
 def can_attend_packed(sides: Sequence[PackedSide]) -> bool:
-    """Are keys and values both coded, in vectors of one size, and is something coded at all?"""
+    """Do kernels know both coders, and do keys and values hold the same tokens packed, some at all?"""
     keys, values = sides
-    return (
-        keys.coder is not None
-        and values.coder is not None
-        and keys.buffer.shape == values.buffer.shape
-        and any(keys.rows)
+    if keys.coder is None or values.coder is None or keys.buffer.shape != values.buffer.shape:
+        return False
+    if not any(keys.rows) or keys.opened != values.opened or keys.aside.shape != values.aside.shape:
+        return False
+    counts = [[[packed.tokens for packed in row] for row in side.rows] for side in sides]
+    return counts[0] == counts[1] and all(
+        side.coder.packed_vectors(packed) is not None for side in sides for row in side.rows for packed in row[:1]
     )
 
 
@@ -65,5 +67,10 @@ def _over_packed(query: Tensor, sides: Sequence[PackedSide], row: int, scaling: 
     if not pieces:
         return [], []
     rotated = keys.coder.to_coded(query)
-    found = [kernels.packed_attention(rotated, key, value, scaling) for key, value in pieces]
+    found = [
+        kernels.packed_attention(
+            rotated, keys.coder.packed_vectors(key), values.coder.packed_vectors(value), scaling
+        )
+        for key, value in pieces
+    ]
     return [values.coder.from_coded(output) for output, _ in found], [sums for _, sums in found]

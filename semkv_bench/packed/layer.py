@@ -1,5 +1,7 @@
 """One full-attention layer of the packed cache."""
 
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -11,25 +13,29 @@ from transformers.cache_utils import CacheLayerMixin
 from semkv_bench.errors import SemkvError, UsageError
 from semkv_bench.kernels import NonFiniteError
 from semkv_bench.packed.attention import Call, Loan, last_query_mask, lend, visible
-from semkv_bench.packed.coding import packed_coder
 from semkv_bench.packed.decode import attend_packed, can_attend_packed
 from semkv_bench.packed.ranking import Layouts, Ranking
 from semkv_bench.packed.side import PackedSide, empty_buffer
-from semkv_bench.protocols.rule import Blocks, coder_seed
+from semkv_bench.protocols.rule import Blocks, Window, coder_seed, window
+from semkv_bench.quantizers.keep import Keep
 from semkv_bench.settings.allocation import SHARED
-from semkv_bench.settings.setting import Setting
+from semkv_bench.settings.setting import Coded, Setting
 
 __all__ = ["PackedLayer", "Plan"]
 
 _NAMES = ("keys", "values")
 _WORKSPACE_STEP = 64  # tokens
 
+_States = Callable[[int, range], Tensor]
+"""From a side's number and a stretch of tokens, counted from the row's start, to [rows, heads, n, head_dim]."""
+
 
 @dataclass
 class Plan:
     """What all layers of a cache share.
 
-    config, setting, seed, attention, prompt_tokens: see ``SemKVCache``; rule: which tokens are coded, and when.
+    config, setting, seed, attention, prompt_tokens: see ``SemKVCache``; rule: which tokens are coded, and when;
+    depth: layers of the model's cache.
     padding: of every row, while ``prefill`` runs. workspace: one layer's keys and values in full, reused.
     loan: what the last layer served was lent. seen_padding, seen_plain: what the first layer of a forward
     call read from the mask: padding of every row; whether it hides nothing else.
@@ -43,6 +49,7 @@ class Plan:
     rule: Blocks
     attention: str
     prompt_tokens: int | None
+    depth: int
     layers: list["PackedLayer"] = field(default_factory=list)
     padding: list[int] | None = None
     workspace: dict[tuple, Tensor] = field(default_factory=dict)
@@ -71,8 +78,8 @@ class PackedLayer(CacheLayerMixin):
     """Packed tokens, then open ones; tokens are coded once, before the first later token attends.
 
     index: number of the layer in the model; place: among the packed layers.
-    length: tokens of every row, padding included; coded: those of them that are packed (or padding), or
-    that belong to a prompt which is never packed.
+    length: tokens of every row, padding included. prompt: those before the tail, whose blocks count from there.
+    due: tokens of a prompt that waits to be ranked over all layers.
     """
 
     is_sliding = False
@@ -89,7 +96,7 @@ class PackedLayer(CacheLayerMixin):
     def _clear(self) -> None:
         self.is_initialized = False
         self.sides: tuple[PackedSide, ...] = ()
-        self.length = self.coded = self.due = 0
+        self.length = self.prompt = self.due = 0
         self.padding: list[int] = []
 
     @property
@@ -102,16 +109,28 @@ class PackedLayer(CacheLayerMixin):
         self.dtype, self.device = key_states.dtype, key_states.device
         sides = []
         for side, states in enumerate((key_states, value_states)):
-            coded = (self.plan.setting.keys, self.plan.setting.values)[side]
-            coder = None
+            coded, coder = self._coded(side), None
             if coded is not None:
                 coded.quantizer.check(states.shape[-1])
                 seed = coder_seed(self.plan.seed, self.index, side)
-                coder = packed_coder(coded, states.shape[-1], seed, self.device)
+                coder = coded.quantizer.coder(states.shape[-1], seed, self.device)
             sides.append(PackedSide(coder, states))
         self.sides = tuple(sides)
         self.padding = [0] * len(key_states)
         self.is_initialized = True
+
+    def _coded(self, side: int) -> Coded | None:
+        """How keys (0) or values (1) of this layer are coded; None: not."""
+        coded = (self.plan.setting.keys, self.plan.setting.values)[side]
+        return None if coded is None else coded.at(self.index, self.plan.depth)
+
+    def _window(self, side: int) -> Window:
+        return window(self.plan.rule, self.plan.setting, side, self.prompt)
+
+    @property
+    def coded(self) -> int:
+        """Tokens of every row that are packed (or padding), or put aside for good, on either side."""
+        return max((side.settled for side in self.sides), default=0)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
         """Add states [rows, heads, new, head_dim]; returns all keys and values for the attention to follow."""
@@ -126,7 +145,7 @@ class PackedLayer(CacheLayerMixin):
             ):
                 return self._plain_prompt(states, before, new)
             if self.plan.padding is not None:
-                self.padding = list(self.plan.padding)
+                self._set_padding(list(self.plan.padding))
                 self._take_prompt(states, self.length)
                 return states
             if self._in_prompt(before, new):
@@ -142,7 +161,7 @@ class PackedLayer(CacheLayerMixin):
 
     def _in_prompt(self, before: int, new: int) -> bool:
         end = self._prompt_end(before, new)
-        if before >= end or self.coded:
+        if before >= end or self.prompt:
             return False
         if before + new > end and self.plan.padding is None:
             raise UsageError(f"prompt_tokens={end}, but a call went from token {before} to {before + new}")
@@ -156,65 +175,90 @@ class PackedLayer(CacheLayerMixin):
         for side in self.sides:
             if side.coder is not None and aside:
                 side.put_aside(aside)
-        self.coded = aside
+        self.prompt = aside
         return self._full() if before else states
 
-    def code(self, tokens: int, prompt: bool) -> None:
-        """Code the first ``tokens`` open tokens of every row; what is padding is left out.
+    def pieces(self, turn_over: bool = False) -> tuple[list[range], list[range]]:
+        """The stretches of keys and of values that must be coded before another token comes."""
+        return self._pieces(0, turn_over), self._pieces(1, turn_over)
 
+    def _pieces(self, side: int, turn_over: bool) -> list[range]:
+        rule, settled = self._window(side), self.sides[side].settled
+        span = rule.coded(self.length, turn_over)
+        start = max(settled, span.start)
+        if self.sides[side].coder is None or not self.prompt_is_in or span.stop <= start:
+            return []
+        ends = itertools.accumulate(rule.pieces(start, span.stop), initial=start)
+        return [range(*pair) for pair in itertools.pairwise(ends)]
+
+    @property
+    def prompt_is_in(self) -> bool:
+        """Has the whole prompt come, and been coded if it is to be?"""
+        return self.length >= (self.plan.prompt_tokens or 1) and not self.due
+
+    def code(self, pieces: Sequence[range | None], prompt: int = 0) -> None:
+        """Code a stretch of the open keys and of the values of every row; what lies before them stays as it is.
+
+        prompt: its tokens, where the stretches are of a prompt. Padding is left out.
         Raises NonFiniteError, naming layer and tensor, on NaN or infinity.
         """
-        self._code(self._open_states(), tokens, prompt)
-        for side in self.sides:
-            if side.coder is not None:
-                side.drop(tokens)
+        self._code(self._open, pieces, prompt)
+        for side, piece in zip(self.sides, pieces, strict=True):
+            if side.coder is not None and piece is not None:
+                side.put_aside(piece.start - side.settled)
+                side.drop(len(piece))
 
-    def _open_states(self) -> tuple[Tensor, Tensor]:
-        """Keys and values [rows, heads, n, head_dim] of the tokens that are not coded yet."""
-        found = [
-            side.open if side.coder is not None else side.open[:, :, self.coded :] for side in self.sides
-        ]
-        return found[0], found[1]
+    def code_prompt(self) -> None:
+        """Code the prompt that waits in the open part."""
+        tokens, self.due = self.due, 0
+        self.prompt = tokens
+        self.code(self._prompt_spans(tokens), prompt=tokens)
+
+    def _prompt_spans(self, tokens: int) -> list[range]:
+        return [self._window(side).coded(tokens) for side in range(2)]
+
+    def _open(self, side: int, piece: range) -> Tensor:
+        """Keys or values [rows, heads, n, head_dim] of open tokens, which ``piece`` counts from the row's start."""
+        held = self.sides[side]
+        return held.open[:, :, piece.start - held.settled : piece.stop - held.settled]
 
     def _append(self, states: tuple[Tensor, Tensor]) -> None:
         for side, new in zip(self.sides, states, strict=True):
             side.append(new)
 
-    def _code(self, states: tuple[Tensor, Tensor], tokens: int, prompt: bool) -> None:
-        """Code the first ``tokens`` of ``states`` [rows, heads, n, head_dim], which follow the coded ones."""
-        for number, side in enumerate(self.sides):
-            if side.coder is None:
+    def _code(self, states: _States, pieces: Sequence[range | None], prompt: int) -> None:
+        """Pack the stretches whose ``states`` are given by side and tokens."""
+        for number, (side, piece) in enumerate(zip(self.sides, pieces, strict=True)):
+            if side.coder is None or not piece:
                 continue
             try:
-                self._code_side(number, states, tokens, prompt)
+                self._code_side(number, states, piece, prompt)
             except NonFiniteError as error:
                 raise NonFiniteError(f"layer {self.index}, {_NAMES[number]}: {error}") from error
-        self.coded += tokens
-        self.due = 0
 
-    def _code_side(self, number: int, states: tuple[Tensor, Tensor], tokens: int, prompt: bool) -> None:
+    def _code_side(self, number: int, states: _States, piece: range, prompt: int) -> None:
         plan, side = self.plan, self.sides[number]
-        allocation = (plan.setting.keys, plan.setting.values)[number].allocation
-        _, heads, _, head_dim = side.buffer.shape
+        allocation = self._coded(number).allocation
         for row in range(len(side.rows)):
-            start = max(0, min(tokens, self.padding[row] - self.coded))
-            here, count = slice(start, tokens), tokens - start
-            if not count:
+            padding = min(max(piece.start, self.padding[row]), piece.stop) - piece.start
+            here = piece[padding:]
+            if not here:
                 continue
 
-            def levels(row=row, start=start, here=here, count=count) -> Tensor:
+            def levels(row=row, padding=padding, here=here) -> Tensor:
                 def seen(place: int) -> tuple[Tensor, Tensor]:
-                    keys, values = states if place == self.place else plan.layers[place]._open_states()
-                    return keys[row, :, here], values[row, :, here]
+                    of = states if place == self.place else plan.layers[place]._open
+                    return tuple(of(side, piece)[row, :, padding:] for side in range(2))
 
-                first = self.coded + start
-                return plan.ranking.levels(allocation, first, count, row, self.place, seen, prompt)
+                first = here.start - self.padding[row]
+                own = prompt and prompt - self.padding[row]
+                return plan.ranking.levels(allocation, first, len(here), row, self.place, seen, own)
 
-            key = (allocation, self.coded, count)
+            key = (allocation, piece, len(here))
             if allocation.metric is not None:
                 key += (row, None if allocation.scope == SHARED else self.place)
-            found, layout = plan.layouts.of(key, levels, heads, head_dim, self.device)
-            side.code_row(row, states[number][row, :, here], found, layout, plan.layouts)
+            found = plan.layouts.levels(key, levels, self.device)
+            side.code_row(row, states(number, piece)[row, :, padding:], found, plan.layouts)
 
     def _take_prompt(self, states: tuple[Tensor, Tensor], tokens: int) -> None:
         """Take in a whole prompt; its first ``tokens`` tokens are coded now, or as soon as they can be ranked."""
@@ -222,9 +266,28 @@ class PackedLayer(CacheLayerMixin):
             self._append(states)
             self.due = tokens
             return
-        self._code(states, tokens, prompt=True)
-        for side, new in zip(self.sides, states, strict=True):
-            side.append(new if side.coder is None else new[:, :, tokens:])
+        self.prompt = tokens
+        spans = self._prompt_spans(tokens)
+        # The open buffer never grows to the prompt's length.
+        self._code(lambda side, piece: states[side][:, :, piece.start : piece.stop], spans, prompt=tokens)
+        for side, new, span in zip(self.sides, states, spans, strict=True):
+            if side.coder is None:
+                side.append(new)
+                continue
+            side.append(new[:, :, : span.start])
+            side.put_aside(span.start)
+            side.append(new[:, :, span.stop :])
+            side.settled = span.stop
+
+    def _set_padding(self, padding: list[int]) -> None:
+        """Note how many tokens of every row are padding; windows count tokens, so they cannot take any."""
+        self.padding = padding
+        kept = [coded for coded in (self.plan.setting.keys, self.plan.setting.values) if coded is not None]
+        if any(padding) and any(coded.quantizer.keep != Keep() for coded in kept):
+            raise UsageError(
+                f"{self.plan.setting.name} keeps windows of tokens in 16 bits, which SemKVCache has for prompts of "
+                "one length alone: pass them without padding, or one at a time"
+            )
 
     def _prompt(self, states: tuple[Tensor, Tensor], before: int, end: int) -> tuple[Tensor, Tensor]:
         """Part of a prompt of ``end`` tokens: it attends at full precision, its last token excepted."""
@@ -239,14 +302,14 @@ class PackedLayer(CacheLayerMixin):
     def _attend_prompt(self, whole: bool, call: Call) -> tuple[Tensor, Any]:
         """Attention of the prompt's last call; ``whole``: its states are not in the open buffer yet."""
         output, weights = call.attend(call.query, call.key, call.value, call.mask)
-        self.padding = self._padding(call.mask)
+        self._set_padding(self._padding(call.mask))
         with torch.no_grad():
             if whole:
                 self._take_prompt((call.key, call.value), self.length - 1)
-            elif self.plan.ranking.spans_layers:
-                self.due = self.length - 1
             else:
-                self.code(self.length - 1, prompt=True)
+                self.due = self.length - 1
+                if not self.plan.ranking.spans_layers:
+                    self.code_prompt()
         if self.due:
             return output, weights
         last = replace(call, query=call.query[:, :, -1:], mask=last_query_mask(call.mask))
@@ -318,14 +381,14 @@ class PackedLayer(CacheLayerMixin):
         if not self.is_initialized or kept == self.length:
             return
         for side in self.sides:
-            first_open = 0 if side.coder is None else self.coded
-            side.opened = max(0, kept - first_open)
-            if kept < first_open:
+            side.opened = max(0, kept - side.settled)
+            if kept < side.settled:
                 before = [max(padding, side.aside.shape[2]) for padding in self.padding]
                 side.crop_coded([max(0, kept - start) for start in before], self.plan.layouts)
                 side.crop_aside(kept)
+                side.settled = kept
         self.padding = [min(padding, kept) for padding in self.padding]
-        self.length, self.coded, self.due = kept, min(self.coded, kept), min(self.due, kept)
+        self.length, self.prompt, self.due = kept, min(self.prompt, kept), min(self.due, kept)
 
     def reset(self) -> None:
         """Forget everything."""

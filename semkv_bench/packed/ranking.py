@@ -73,9 +73,12 @@ class Ranking:
         row: int,
         place: int,
         seen: Seen,
-        prompt: bool,
+        prompt: int,
     ) -> Tensor:
-        """Levels int64 [tokens] of the tokens from ``start`` on, for packed layer number ``place``."""
+        """Levels int64 [tokens] of the row's own tokens from ``start`` on, for packed layer number ``place``.
+
+        prompt: tokens of the row's prompt that they belong to; 0: they come after it.
+        """
 
         def scores(label: str) -> Tensor:
             return self._scores(allocation, start, tokens, row, place, seen, prompt)
@@ -93,12 +96,12 @@ class Ranking:
         row: int,
         place: int,
         seen: Seen,
-        prompt: bool,
+        prompt: int,
     ) -> Tensor:
         """Scores [layers or 1, tokens]; of a layer of its own scope, that layer's alone."""
         label = allocation.metric
         if prompt and self._given(label):
-            return self._prepared(label, tokens, row)
+            return self._prepared(label, prompt, row)[:, start : start + tokens]
         # The cache never sees token ids, so a draw by chance hangs on the seed, the place and the length.
         places = range(self.layers) if allocation.scope == SHARED else [place]
         return cache_scores(metric(label), places, seen, range(start, start + tokens), tokens, self.seed)
@@ -127,19 +130,21 @@ class Layouts:
         """Forget what was found; caches keep the layouts that they use."""
         self._found.clear()
 
-    def of(
-        self, key: tuple, levels: Callable[[], Tensor], heads: int, head_dim: int, device: torch.device
-    ) -> tuple[Tensor, PackedLayout]:
-        """Levels int64 [tokens] that belong to ``key``, and their layout, both on ``device``."""
-        # Kept in two bytes a token: where each layer ranks its own, all of them live until the call ends.
+    def levels(self, key: tuple, make: Callable[[], Tensor], device: torch.device) -> Tensor:
+        """Levels int64 [tokens] that belong to ``key``, on ``device``."""
         if key not in self._found:
-            self._found[key] = (levels().to(torch.int16),)
-        local = (*key, heads, head_dim, device)
-        if local not in self._found:
-            found = self._found[key][0].to(device)
-            self._found[local] = (found, PackedLayout.build(found.long(), heads, head_dim, self.block))
-        found, layout = self._found[local]
-        return found.long(), layout
+            self._found[key] = (make(),)
+        if (key, device) not in self._found:
+            self._found[key, device] = (self._found[key][0].to(device),)
+        return self._found[key, device][0]
+
+    def layout(self, levels: Tensor, heads: int, head_dim: int) -> PackedLayout:
+        """Layout of codes of so many levels, which is shared by all that come with this very tensor."""
+        key = ("layout", id(levels), heads, head_dim)
+        if key not in self._found:
+            # The tensor is kept beside its layout, so that its identity stays taken.
+            self._found[key] = (PackedLayout.build(levels, heads, head_dim, self.block), levels)
+        return self._found[key][0]
 
     def joined(self, first: PackedLayout, second: PackedLayout) -> PackedLayout:
         """Layout of the tokens of both."""

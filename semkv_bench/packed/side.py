@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from semkv_bench.kernels import PackedLayout, PackedVectors
-from semkv_bench.packed.coding import PackedCoder, append, keep_first, together
 from semkv_bench.packed.ranking import Layouts
+from semkv_bench.quantizers import Coder
+from semkv_bench.quantizers.packing import Packed, joined, shortened
 
 __all__ = ["OPEN_STEP", "PackedSide", "empty_buffer"]
 
@@ -21,14 +21,16 @@ def empty_buffer(shape: tuple[int, ...], like: Tensor) -> Tensor:
 class PackedSide:
     """Tokens [rows, heads, tokens, head_dim], the first of them coded unless ``coder`` is None.
 
-    aside  tokens before all others that are never coded, [rows, heads, n, head_dim] in the model's own type
-    rows   packed pieces of every row; a piece that ends within a block is followed by another piece
-    opened tokens in the open buffer [rows, heads, capacity, head_dim], in the model's own type
+    aside   tokens before all others that are never coded, [rows, heads, n, head_dim] in the model's own type
+    rows    packed pieces of every row; a piece that ends within a block is followed by another piece
+    opened  tokens in the open buffer [rows, heads, capacity, head_dim], in the model's own type
+    settled tokens of every row before the open ones, padding included; 0 of a side without a coder
     """
 
-    def __init__(self, coder: PackedCoder | None, like: Tensor):
+    def __init__(self, coder: Coder | None, like: Tensor):
         self.coder = coder
-        self.rows: list[list[PackedVectors]] = [[] for _ in range(len(like))]
+        self.settled = 0
+        self.rows: list[list[Packed]] = [[] for _ in range(len(like))]
         self.buffer = empty_buffer((like.shape[0], like.shape[1], 0, like.shape[3]), like)
         self.aside = self.buffer
         self.opened = 0
@@ -44,9 +46,10 @@ class PackedSide:
         return self.buffer.nbytes + self.aside.nbytes
 
     def put_aside(self, tokens: int) -> None:
-        """Make the first ``tokens`` open tokens ones that are never coded; they come before all others."""
-        self.aside = self.open[:, :, :tokens].clone()
-        self.drop(tokens)
+        """Make the first ``tokens`` open tokens ones that are never coded; nothing is coded before them."""
+        if tokens:
+            self.aside = torch.cat([self.aside, self.open[:, :, :tokens]], dim=2)
+            self.drop(tokens)
 
     def crop_aside(self, tokens: int) -> None:
         """Keep the first ``tokens`` of the tokens that are never coded."""
@@ -60,25 +63,24 @@ class PackedSide:
         self.opened += new
         self.buffer[:, :, self.opened - new : self.opened].copy_(states)
 
-    def code_row(self, row: int, x: Tensor, levels: Tensor, layout: PackedLayout, layouts: Layouts) -> None:
-        """Code x [heads, tokens, head_dim], the next tokens of one row."""
-        packed = self.coder.encode(x, levels, layout)
+    def code_row(self, row: int, x: Tensor, levels: Tensor, layouts: Layouts) -> None:
+        """Code x [heads, tokens, head_dim] at levels int64 [tokens], the next tokens of one row."""
+        packed = self.coder.pack(x, levels, layouts.layout)
         pieces = self.rows[row]
-        if pieces:
-            last = pieces[-1]
-            before = last.layout.tokens
+        if pieces and pieces[-1].divisible and packed.divisible:
+            last, block = pieces[-1], layouts.block
             # Small pieces fill a block of the layout together; their codes move and stay what they are.
-            join = append if before % layout.block == 0 else together
-            if join is append or before + layout.tokens <= layout.block:
-                packed = join(last, packed, layouts.joined(last.layout, layout))
+            if last.tokens % block == 0 or last.tokens + packed.tokens <= block:
+                packed = joined(last, packed, layouts.joined)
                 pieces = pieces[:-1]
         # Never in place: rows of a beam search may share one list.
         self.rows[row] = [*pieces, packed]
 
     def drop(self, tokens: int) -> None:
-        """Remove the first ``tokens`` tokens from the open buffer."""
+        """Remove the first ``tokens`` tokens from the open buffer: they are settled."""
         kept = self.open[:, :, tokens:]
         self.opened -= tokens
+        self.settled += tokens
         self._resize(self.opened, kept)
 
     def write(self, out: Tensor, padding: list[int]) -> Tensor:
@@ -92,8 +94,10 @@ class PackedSide:
                 start = padding[row] if pieces else first_open
                 out[row, :, :start].zero_()
             for packed in pieces:
-                end = start + packed.layout.tokens
-                out[row, :, start:end].copy_(self.coder.decode(packed, out.dtype))
+                end = start + packed.tokens
+                # A piece that was cropped may hold more than is still read.
+                values = self.coder.unpack(packed, out.dtype)
+                out[row, :, start:end].copy_(values[:, : packed.tokens])
                 start = end
         out[:, :, first_open:].copy_(self.open)
         return out
@@ -103,12 +107,12 @@ class PackedSide:
         for row, left in enumerate(tokens):
             kept = []
             for packed in self.rows[row]:
-                count = min(left, packed.layout.tokens)
+                count = min(left, packed.tokens)
                 left -= count
-                if count == packed.layout.tokens:
+                if count == packed.tokens:
                     kept.append(packed)
                 elif count:
-                    kept.append(keep_first(packed, layouts.shortened(packed.layout, count)))
+                    kept.append(shortened(packed, count, layouts.shortened))
             self.rows[row] = kept
 
     def select(self, rows: list[int]) -> None:

@@ -8,7 +8,9 @@ from torch import Tensor
 
 from semkv_bench import kernels
 from semkv_bench.errors import UsageError
+from semkv_bench.kernels import PackedVectors
 from semkv_bench.quantizers.base import Coder, Encoded, Quantizer, token_levels
+from semkv_bench.quantizers.packing import Packed
 
 __all__ = ["Affine"]
 
@@ -64,3 +66,9 @@ class AffineCoder(Coder):
         """See ``Coder``."""
         scale, zero = encoded.metadata.chunk(2, dim=-1)
         return kernels.affine_dequantize(encoded.codes, scale, zero, dtype)
+
+    def kernel_vectors(self, packed: Packed) -> PackedVectors:
+        """See ``Coder``."""
+        (stream,), (metadata,) = packed.streams, packed.by_token
+        scale, zero = (part.contiguous() for part in metadata.chunk(2, dim=-1))
+        return PackedVectors(stream.layout, stream.words, scale, zero)

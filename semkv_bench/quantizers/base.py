@@ -12,9 +12,11 @@ from torch import Tensor
 from semkv_bench.errors import UsageError
 from semkv_bench.grid.cost import SideShape, Tokens
 from semkv_bench.grid.levels import Storage, code_bits, packing_plan
-from semkv_bench.kernels import NonFiniteError
+from semkv_bench.kernels import NonFiniteError, PackedVectors, unpack_dequantize
+from semkv_bench.kernels.numerics import finite_cast
 from semkv_bench.quantizers.granularity import PER_TOKEN, Granularity
 from semkv_bench.quantizers.keep import Keep, Layers
+from semkv_bench.quantizers.packing import LayoutOf, Packed, Stream
 
 __all__ = ["Coder", "Encoded", "NonFiniteError", "Quantizer", "brief", "changed", "pair_label"]
 
@@ -118,6 +120,14 @@ class Quantizer(ABC):
         """What codes ``keys`` or ``values``: itself, unless a method codes them differently."""
         return self
 
+    def unpackable(self) -> str | None:
+        """What of it a packed cache cannot store, in a few words; None: it can store all."""
+        return None
+
+    def stored_codes(self, levels: int) -> int:
+        """The most codes that a stored value takes at ``levels`` levels."""
+        return levels
+
     def for_values(self) -> "Quantizer":
         """The value cache's quantizer when this one codes the keys: itself, unless it is for keys only."""
         return self
@@ -135,10 +145,12 @@ class Quantizer(ABC):
 class Coder(ABC):
     """A quantizer bound to one head size, seed and device, for one side of one layer.
 
-    simulated: does it only say what is read back, without codes that could be packed?
+    simulated: does it only say what is read back, without ``encode`` and ``decode`` of its own?
+    turns: are codes those of turned vectors (see ``to_coded``)?
     """
 
     simulated: ClassVar[bool] = False
+    turns: ClassVar[bool] = False
 
     def prepare(self, prompt: Tensor) -> None:  # noqa: B027 - most coders need not know it
         """The 16-bit prompt [heads, tokens, head_dim] of what will be coded, before anything is."""
@@ -182,6 +194,51 @@ class Coder(ABC):
     @abstractmethod
     def decode(self, encoded: Encoded, dtype: torch.dtype) -> Tensor:
         """Values [heads, tokens, head_dim]; equals ``quantize_dequantize`` of the same input and type."""
+
+    def pack(self, x: Tensor, levels: Tensor, layout_of: LayoutOf) -> Packed:
+        """What a cache stores of one row x [heads, tokens, head_dim] at levels int64 [tokens].
+
+        Codes are packed and metadata stay as ``encode`` gives them; a coder whose tokens share metadata, or whose
+        codes are not each below its token's levels, says otherwise here and in ``unpack``.
+        """
+        encoded = self.encode(x, levels)
+        layout = layout_of(levels, *x.shape[::2])
+        return Packed(x.shape[1], (Stream.of(encoded.codes, layout),), (encoded.metadata,))
+
+    def unpack(self, packed: Packed, dtype: torch.dtype) -> Tensor:
+        """Values [heads, tokens, head_dim] of what ``pack`` gave; equals ``quantize_dequantize`` of the same input."""
+        vectors = self.packed_vectors(packed)
+        if vectors is not None:
+            if not self.turns:
+                return unpack_dequantize(vectors, dtype)
+            return finite_cast(self.from_coded(unpack_dequantize(vectors)), dtype)
+        (stream,), (metadata,) = packed.streams, packed.by_token
+        return self.decode(Encoded(stream.codes(), metadata, stream.layout.levels()), dtype)
+
+    def packed_vectors(self, packed: Packed) -> PackedVectors | None:
+        """The same for the kernels that read codes and attend in one pass; None where they do not know the coder."""
+        return self.kernel_vectors(packed) if _follows(type(self), "kernel_vectors", "encode", "decode") else None
+
+    def kernel_vectors(self, packed: Packed) -> PackedVectors | None:
+        """See ``packed_vectors``, which asks no class whose ``encode`` or ``decode`` a subclass has changed."""
+        return None
+
+    def to_coded(self, x: Tensor) -> Tensor:
+        """Vectors [..., head_dim] in the basis that codes are in, float32; for coders that kernels know."""
+        return x.float()
+
+    def from_coded(self, y: Tensor) -> Tensor:
+        """Inverse of ``to_coded``."""
+        return y
+
+
+def _follows(kind: type, name: str, *others: str) -> bool:
+    """Is method ``name`` of a class defined where ``others`` are, or in a class derived from there?"""
+
+    def place(of: str) -> int:
+        return next(number for number, base in enumerate(kind.__mro__) if of in vars(base))
+
+    return all(place(name) <= place(other) for other in others)
 
 
 def token_levels(levels: Tensor | int, x: Tensor) -> Tensor:

@@ -1,7 +1,9 @@
 """What a group of values becomes: the code of a method.
 
-A code is a frozen dataclass with ``quantize_dequantize(grouped, levels)``, float32 [..., groups, members] to the
-values that are read back, and ``metadata_bits``, per group. To add one: write the class, name it by ``_target_``.
+A code is a frozen dataclass with ``encode(grouped, levels)``, from float32 [..., groups, members] to a code for each
+value and what is stored with each group, ``decode``, the way back, and ``metadata_bits``, per group. One whose codes
+are not of single values has ``quantize_dequantize`` instead, and cannot be packed. To add one: write the class, name
+it by ``_target_``.
 """
 
 import math
@@ -22,9 +24,17 @@ __all__ = ["Code", "PolarCode", "Uniform", "VectorCode"]
 class Code(ABC):
     """How the values of a group are coded."""
 
-    @abstractmethod
+    def encode(self, grouped: Tensor, levels: int) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Whole codes 0..levels-1, float32 [..., members], each last axis one group, and 16-bit metadata [..., 1]."""
+        raise NotImplementedError
+
+    def decode(self, codes: Tensor, stored: tuple[Tensor, ...], levels: int | Tensor) -> Tensor:
+        """Values float32 [..., members]; levels: of all, or of every group, [..., 1]."""
+        raise NotImplementedError
+
     def quantize_dequantize(self, grouped: Tensor, levels: int) -> Tensor:
-        """What is read back of float32 [..., members], each last axis one group."""
+        """What is read back of float32 [..., members]."""
+        return self.decode(*self.encode(grouped, levels), levels)
 
     @property
     @abstractmethod
@@ -53,6 +63,7 @@ class Code(ABC):
         return code_bits(levels), packing_plan(levels).packed_bits
 
 
+_INT16 = 32767
 _ZEROS, _MOMENTS, _HALVES = ("float", "int", "mean"), ("before", "after"), ("even", "up")
 
 
@@ -82,41 +93,53 @@ class Uniform(Code):
         if not 0 < self.clip <= 1:
             raise UsageError(f"code.clip={self.clip} must be above 0 and at most 1")
 
-    def quantize_dequantize(self, grouped: Tensor, levels: int) -> Tensor:
-        """See ``Code``."""
+    def encode(self, grouped: Tensor, levels: int) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """See ``Code``: with each group its scale and its zero, mean or whole zero point."""
         low, high = grouped.amin(-1, keepdim=True), grouped.amax(-1, keepdim=True)
-        constant = low == high
         if self.zero == "mean":
-            found = self._around_mean(grouped, high - low, levels)
+            codes, scale, offset = self._around_mean(grouped, high - low, levels)
         else:
-            found = self._ranged(grouped, low * self.clip, high * self.clip, levels)
-        return torch.where(constant, to_float16(low).float(), found)
+            codes, scale, offset = self._ranged(grouped, low * self.clip, high * self.clip, levels)
+        # A constant group is its own offset, or of a whole zero point -1 its own scale.
+        constant, exact = low == high, to_float16(low)
+        scale = torch.where(constant, exact if self.zero == "int" else 0, scale)
+        offset = torch.where(constant, -1 if self.zero == "int" else exact, offset)
+        return codes.masked_fill(constant, 0), (scale, offset)
 
-    def _ranged(self, x: Tensor, low: Tensor, high: Tensor, levels: int) -> Tensor:
+    def decode(self, codes: Tensor, stored: tuple[Tensor, ...], levels: int | Tensor) -> Tensor:
+        """See ``Code``."""
+        scale, offset = (part.float() for part in stored)
+        if self.zero == "int":
+            return scale * (codes - offset)
+        if self.zero == "mean":
+            # Signed codes; those of a constant group are none.
+            return (codes - levels // 2) * scale + offset
+        return codes * scale + offset
+
+    def _ranged(self, x: Tensor, low: Tensor, high: Tensor, levels: int) -> tuple[Tensor, Tensor, Tensor]:
         if self.cover_zero:
             low, high = low.clamp(max=0), high.clamp(min=0)
         top = levels - 1
         exact = (high - low) / top
         if self.eps is not None:
             exact = exact.clamp(min=self.eps)
-        scale, zero = to_float16(exact).float(), to_float16(low).float()
-        step, start = (scale, zero) if self.round_scale == "before" else (exact, low)
+        scale, zero = to_float16(exact), to_float16(low)
+        step, start = (scale.float(), zero.float()) if self.round_scale == "before" else (exact, low)
         divisor = step.masked_fill(step == 0, math.inf)
         if self.zero == "int":
-            whole = (-low / divisor).round()
+            whole = (-low / divisor).round().clamp(-_INT16, _INT16)
             codes = ((x / divisor).round() + whole).clamp(0, top)
-            return scale * (codes - whole)
+            return codes, scale, whole.to(torch.int16)
         places = (x - start) / divisor
         codes = places.clamp(0, top).round() if self.half == "even" else (places + 0.5).floor().clamp(0, top)
-        return codes * scale + zero
+        return codes, scale, zero
 
-    def _around_mean(self, x: Tensor, span: Tensor, levels: int) -> Tensor:
-        middle, step = to_float16(x.mean(-1, keepdim=True)).float(), to_float16(span / levels).float()
+    def _around_mean(self, x: Tensor, span: Tensor, levels: int) -> tuple[Tensor, Tensor, Tensor]:
+        middle, step = to_float16(x.mean(-1, keepdim=True)), to_float16(span / levels)
         lowest = -(levels // 2)
-        codes = (
-            ((x - middle) / step.masked_fill(step == 0, math.inf)).round().clamp(lowest, lowest + levels - 1)
-        )
-        return codes * step + middle
+        divisor = step.float().masked_fill(step == 0, math.inf)
+        codes = ((x - middle.float()) / divisor).round().clamp(lowest, lowest + levels - 1)
+        return codes - lowest, step, middle
 
 
 @dataclass(frozen=True)
@@ -125,11 +148,16 @@ class PolarCode(Code):
 
     metadata_bits: float = 32
 
-    def quantize_dequantize(self, grouped: Tensor, levels: int) -> Tensor:
+    def encode(self, grouped: Tensor, levels: int) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """See ``Code``: with each group its step and its least value."""
+        low, high = to_float16(grouped.amin(-1, keepdim=True)), grouped.amax(-1, keepdim=True)
+        step = to_float16((high - low.float()) / levels)
+        divisor = step.float().masked_fill(step == 0, math.inf)
+        return ((grouped - low.float()) / divisor).floor().clamp(0, levels - 1), (step, low)
+
+    def decode(self, codes: Tensor, stored: tuple[Tensor, ...], levels: int | Tensor) -> Tensor:
         """See ``Code``."""
-        low, high = to_float16(grouped.amin(-1, keepdim=True)).float(), grouped.amax(-1, keepdim=True)
-        step = to_float16((high - low) / levels).float()
-        codes = ((grouped - low) / step.masked_fill(step == 0, math.inf)).floor().clamp(0, levels - 1)
+        step, low = (part.float() for part in stored)
         return low + (codes + 0.5 * (step > 0)) * step
 
 

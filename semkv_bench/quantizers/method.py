@@ -6,6 +6,7 @@ of ``transform`` and the ``code`` by ``_target_``, the others (``group``, ``keep
 contract at the top of transforms.py, codes.py or exact.py; to add a method of parts that exist, write the YAML file.
 """
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -27,7 +28,8 @@ from semkv_bench.quantizers.codes import Code, Uniform
 from semkv_bench.quantizers.exact import Channels, LowRank, Mix, Outliers, Pivots
 from semkv_bench.quantizers.granularity import TOGETHER, Granularity
 from semkv_bench.quantizers.groups import CLASS, Group
-from semkv_bench.quantizers.transforms import Step
+from semkv_bench.quantizers.packing import LayoutOf, Packed, Stream
+from semkv_bench.quantizers.transforms import Kept, Step
 
 __all__ = ["Method", "Side"]
 
@@ -176,6 +178,17 @@ class Side(Quantizer):
         self.check(head_dim)
         return SideCoder(self)
 
+    def unpackable(self) -> str | None:
+        """See ``Quantizer``: parts whose storage is simulated alone."""
+        if type(self.code).encode is Code.encode:
+            return f"{type(self.code).__name__} is simulated and gives no codes to store"
+        if self.group.tokens == CLASS:
+            return "its groups are all tokens of one level count"
+        for name in ("outliers", "channels", "pivots", "residual"):
+            if getattr(self, name) is not None:
+                return f"its {name} are simulated" if name != "residual" else "its residual is simulated"
+        return next((reason for step in self.transform if (reason := step.unpackable)), None)
+
     def of_side(self, side: str) -> Quantizer:
         """See ``Quantizer``."""
         return self
@@ -259,7 +272,10 @@ def _part(part: Any) -> str:
 
 
 class SideCoder(Coder):
-    """Codes pieces of one side as its parts say. Values are simulated; there are no codes to pack."""
+    """Codes pieces of one side as its parts say.
+
+    A piece of tokens falls into units that are coded alone, each [heads, tokens, channels].
+    """
 
     simulated: ClassVar[bool] = True
 
@@ -277,25 +293,34 @@ class SideCoder(Coder):
     def code_row(self, x: Tensor, levels: Tensor, out: Tensor) -> None:
         """See ``Coder``."""
         check_rows(x, levels)
+        if not x.shape[1]:
+            return
+        y, kept = self._changed(x)
+        for count, target in zip(levels, out, strict=True):
+            values = self._undone(self._at(y, count.expand(x.shape[1])), kept)
+            target.copy_(finite_cast(values, target.dtype))
+
+    def _changed(self, x: Tensor) -> tuple[Tensor, list[Kept]]:
+        """x [heads, tokens, channels] in units [units, heads, tokens, channels], all steps done; what undoes them."""
         if not bool(torch.isfinite(x).all()):
             raise NonFiniteError("NaN or infinity in the tensor to be quantized")
         tokens = x.shape[1]
-        if not tokens:
-            return
         size = self.side.granularity.tokens or tokens
         size = tokens if size == 1 else size
         if tokens % size:
             raise ValueError(f"{tokens} tokens are not whole groups of {size}")
-        y = x.float().unflatten(1, (-1, size)).transpose(0, 1)  # [units, heads, tokens, channels]
-        undo = []
+        y = x.float().unflatten(1, (-1, size)).transpose(0, 1)
+        kept = []
         for step in self.side.transform:
-            y, back = step.apply(y, self._prompt)
-            undo.append(back)
-        for count, target in zip(levels, out, strict=True):
-            values = self._at(y, count.expand(tokens))
-            for back in reversed(undo):
-                values = back(values)
-            target.copy_(finite_cast(values.transpose(0, 1).flatten(1, 2), target.dtype))
+            y, stored = step.apply(y, self._prompt)
+            kept.append(stored)
+        return y, kept
+
+    def _undone(self, y: Tensor, kept: Sequence[Kept]) -> Tensor:
+        """Values [heads, tokens, channels] of units."""
+        for step, stored in zip(reversed(self.side.transform), reversed(kept), strict=True):
+            y = step.undo(y, stored)
+        return y.transpose(0, 1).flatten(1, 2)
 
     def _at(self, y: Tensor, levels: Tensor) -> Tensor:
         """Values of y [units, heads, tokens, channels] at levels int64 [tokens of all units]."""
@@ -304,8 +329,7 @@ class SideCoder(Coder):
             self.side.check_levels(count)
         if len(counts) == 1:
             return self._coded(y, counts[0])
-        if not self.side.granularity.mixed:
-            raise UsageError(f"{self.side.name}: tokens of one channel group must have one level count")
+        self._check_mixed()
         levels = levels.view(y.shape[0], 1, y.shape[2], 1)
         found = torch.empty_like(y)
         for count in counts:
@@ -315,6 +339,10 @@ class SideCoder(Coder):
             else:
                 found = torch.where(levels == count, self._coded(y, count), found)
         return found
+
+    def _check_mixed(self) -> None:
+        if not self.side.granularity.mixed:
+            raise UsageError(f"{self.side.name}: tokens of one channel group must have one level count")
 
     def _coded(self, y: Tensor, levels: int) -> Tensor:
         """Values of y at one level count."""
@@ -340,17 +368,61 @@ class SideCoder(Coder):
         group = self.side.group
         return group.join(self._code.quantize_dequantize(group.split(y), levels), y.shape[1])
 
+    def pack(self, x: Tensor, levels: Tensor, layout_of: LayoutOf) -> Packed:
+        """See ``Coder``: with the codes what steps keep and what groups have; of every token, where no token shares it."""
+        y, kept = self._changed(x)
+        counts = levels.unique().tolist()
+        if len(counts) > 1:
+            self._check_mixed()
+        codes, stored = self._encoded(y, counts[0])
+        grouped = self.side.group.split(levels.view(y.shape[0], 1, -1, 1).expand(y.shape))[..., :1]
+        for count in counts[1:]:
+            others = self._encoded(y, count)
+            codes = torch.where(grouped == count, others[0], codes)
+            stored = tuple(torch.where(grouped == count, *pair) for pair in zip(others[1], stored, strict=True))
+        codes = self.side.group.join(codes, y.shape[1]).transpose(0, 1).flatten(1, 2)
+        metadata = [*stored, *(part for step in kept for part in step)]
+        stream = Stream.of(codes.to(torch.uint8).contiguous(), layout_of(levels, *x.shape[::2]))
+        if not self._token_by_token:
+            return Packed(x.shape[1], (stream,), shared=tuple(part.contiguous() for part in metadata))
+        # One unit: [1, heads, tokens, ...].
+        return Packed(x.shape[1], (stream,), tuple(part[0].contiguous() for part in metadata))
+
+    def _encoded(self, y: Tensor, levels: int) -> tuple[Tensor, Kept]:
+        return self.side.code.encode(self.side.group.split(y), levels)
+
+    @property
+    def _token_by_token(self) -> bool:
+        """Does no token share what is stored with it, with other tokens or over heads?"""
+        group = self.side.group
+        return group.axis == "token" and group.heads == "each" and self.side.granularity.tokens == 1
+
+    def unpack(self, packed: Packed, dtype: torch.dtype) -> Tensor:
+        """See ``Coder``."""
+        (stream,), group = packed.streams, self.side.group
+        whole = stream.layout.tokens
+        size = self.side.granularity.tokens or whole
+        size = whole if size == 1 else size
+        units = stream.codes().float().unflatten(1, (-1, size)).transpose(0, 1)
+        metadata = list(packed.shared) or [part[None] for part in packed.by_token]
+        kept = [metadata[start:stop] for start, stop in self._places(len(metadata))]
+        levels = stream.layout.levels().view(units.shape[0], 1, -1, 1).expand(units.shape)
+        values = self.side.code.decode(group.split(units), tuple(kept[0]), group.split(levels)[..., :1])
+        return finite_cast(self._undone(group.join(values, units.shape[1]), kept[1:]), dtype)
+
+    def _places(self, count: int) -> list[tuple[int, int]]:
+        """Where the code's metadata lie among ``count`` tensors, then those of every step."""
+        sizes = [step.keeps for step in self.side.transform]
+        ends = list(itertools.accumulate([count - sum(sizes), *sizes], initial=0))
+        return list(itertools.pairwise(ends))
+
     def encode(self, x: Tensor, levels: Tensor | int) -> Encoded:
-        """Raises SemkvError: the method is simulated."""
-        raise SemkvError(
-            f"{self.side.name} is simulated: its values are coded and read back, no codes are stored"
-        )
+        """Raises SemkvError: what is stored hangs on groups of tokens; see ``pack``."""
+        raise SemkvError(f"{self.side.name} has no codes token by token; see pack and unpack")
 
     def decode(self, encoded: Encoded, dtype: torch.dtype) -> Tensor:
         """See ``encode``."""
-        raise SemkvError(
-            f"{self.side.name} is simulated: its values are coded and read back, no codes are stored"
-        )
+        raise SemkvError(f"{self.side.name} has no codes token by token; see pack and unpack")
 
 
 def _first_other(y: Tensor, mask: Tensor) -> Tensor:

@@ -1,13 +1,12 @@
 """Invertible steps before a code: rotations, scaling, other coordinates.
 
 A step is a frozen dataclass whose ``apply`` takes float32 [units, heads, tokens, channels] and returns the changed
-values and a function that undoes it; what it stores is priced by ``bits``. A unit is what is coded together. To add
-one: write the class, name it by ``_target_`` in a method's ``transform``.
+values and what must be kept to ``undo`` it, which is priced by ``bits``. A unit is what is coded together. To add one:
+write the class, name it by ``_target_`` in a method's ``transform``.
 """
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -20,7 +19,7 @@ from semkv_bench.kernels.numerics import to_float16
 
 __all__ = ["Balance", "Hadamard", "Normalise", "Polar", "Shift", "Smooth", "Step", "UnitNorm"]
 
-Undo = Callable[[Tensor], Tensor]
+Kept = tuple[Tensor, ...]
 
 
 class Step(ABC):
@@ -28,10 +27,23 @@ class Step(ABC):
 
     per_token: ClassVar[bool] = True  # is a token's result its own affair?
     tiled: ClassVar[bool] = False  # does it work on tiles of the method's block, and not on whole pieces?
+    keeps: ClassVar[int] = 0  # how many tensors are kept to undo it
+
+    @property
+    def unpackable(self) -> str | None:
+        """Why a packed cache cannot keep what undoes it; None: it can."""
+        return None
 
     @abstractmethod
-    def apply(self, y: Tensor, prompt: Tensor | None = None) -> tuple[Tensor, Undo]:
-        """Changed values, and the way back. prompt: float32 [heads, tokens, channels] of the whole prompt, if known."""
+    def apply(self, y: Tensor, prompt: Tensor | None = None) -> tuple[Tensor, Kept]:
+        """Changed values, and what is stored to undo it: float16 [units, heads or 1, tokens or 1, ...].
+
+        prompt: float32 [heads, tokens, channels] of the whole prompt, if known.
+        """
+
+    @abstractmethod
+    def undo(self, values: Tensor, kept: Kept) -> Tensor:
+        """The way back, of values float32 [units, heads, tokens, channels]."""
 
     def check(self, head_dim: int) -> None:  # noqa: B027 - most steps take any size
         """Raise UsageError if vectors of ``head_dim`` values cannot be changed so."""
@@ -75,20 +87,26 @@ class Hadamard(Step):
     def _size(self, head_dim: int) -> int:
         return head_dim & -head_dim if self.size == LARGEST else self.size or head_dim
 
-    def apply(self, y: Tensor, prompt: Tensor | None = None) -> tuple[Tensor, Undo]:
+    def apply(self, y: Tensor, prompt: Tensor | None = None) -> tuple[Tensor, Kept]:
         """See ``Step``."""
-        size = self._size(y.shape[-1])
-        scale = math.sqrt(size)
-        matrix = torch.from_numpy(linalg.hadamard(size) / (scale if self.normalised else 1)).to(y.device)
+        scale = math.sqrt(self._size(y.shape[-1])) if self.normalised else 1
+        return self._turned(y.double() * self._signs(y), scale).float(), ()
+
+    def undo(self, values: Tensor, kept: Kept) -> Tensor:
+        """See ``Step``; the matrix is symmetric: but for its scale its own inverse."""
+        size = self._size(values.shape[-1])
         back = 1 if self.normalised else size
-        signs = 1 if self.signs is None else _signs(y.shape[-1], self.signs).to(y.device)
+        turned = self._turned(values.double(), math.sqrt(size) if self.normalised else 1)
+        return (turned * self._signs(values) / back).float()
 
-        def turned(values: Tensor) -> Tensor:
-            # In float64: no code should hang on how a machine orders a sum.
-            return (values.unflatten(-1, (-1, size)) @ matrix).flatten(-2)
+    def _turned(self, values: Tensor, scale: float) -> Tensor:
+        # In float64: no code should hang on how a machine orders a sum.
+        size = self._size(values.shape[-1])
+        matrix = torch.from_numpy(linalg.hadamard(size) / scale).to(values.device)
+        return (values.unflatten(-1, (-1, size)) @ matrix).flatten(-2)
 
-        # The matrix is symmetric: but for its scale its own inverse.
-        return turned(y.double() * signs).float(), lambda v: (turned(v.double()) * signs / back).float()
+    def _signs(self, values: Tensor) -> Tensor | int:
+        return 1 if self.signs is None else _signs(values.shape[-1], self.signs).to(values.device)
 
 
 def _signs(channels: int, seed: int) -> Tensor:
@@ -106,6 +124,7 @@ class Smooth(Step):
     """
 
     per_token: ClassVar[bool] = False
+    keeps: ClassVar[int] = 1
     alpha: float = 0.5
     source: str = "piece"
     tie_rope: bool = False
@@ -114,7 +133,12 @@ class Smooth(Step):
         if self.source not in ("piece", "prompt"):
             raise UsageError(f"smooth.source={self.source} is not known; use piece or prompt")
 
-    def apply(self, y: Tensor, prompt: Tensor | None = None) -> tuple[Tensor, Undo]:
+    @property
+    def unpackable(self) -> str | None:
+        """See ``Step``."""
+        return "it smooths by the whole prompt, which is simulated" if self.source == "prompt" else None
+
+    def apply(self, y: Tensor, prompt: Tensor | None = None) -> tuple[Tensor, Kept]:
         """See ``Step``."""
         if self.source == "prompt" and prompt is None:
             raise UsageError("smoothing from the prompt needs the prompt's keys and values")
@@ -122,9 +146,13 @@ class Smooth(Step):
         if self.tie_rope:
             half = largest.unflatten(-1, (2, -1)).amax(-2, keepdim=True)
             largest = half.expand(*half.shape[:-2], 2, half.shape[-1]).flatten(-2)
-        factor = to_float16(largest**self.alpha).float()
+        factor = to_float16(largest**self.alpha)
         factor = factor.masked_fill(factor == 0, 1)
-        return y / factor, lambda values: values * factor
+        return y / factor.float(), (factor,)
+
+    def undo(self, values: Tensor, kept: Kept) -> Tensor:
+        """See ``Step``."""
+        return values * kept[0].float()
 
     def bits(self, head_dim: int, heads: int, tokens: int | None, tile: int) -> float:
         """See ``Step``."""
@@ -137,11 +165,16 @@ class Shift(Step):
 
     per_token: ClassVar[bool] = False
     tiled: ClassVar[bool] = True
+    keeps: ClassVar[int] = 1
 
-    def apply(self, y: Tensor, prompt: Tensor | None = None) -> tuple[Tensor, Undo]:
+    def apply(self, y: Tensor, prompt: Tensor | None = None) -> tuple[Tensor, Kept]:
         """See ``Step``."""
-        mean = to_float16(y.mean(2, keepdim=True)).float()
-        return y - mean, lambda values: values + mean
+        mean = to_float16(y.mean(2, keepdim=True))
+        return y - mean.float(), (mean,)
+
+    def undo(self, values: Tensor, kept: Kept) -> Tensor:
+        """See ``Step``."""
+        return values + kept[0].float()
 
     def bits(self, head_dim: int, heads: int, tokens: int | None, tile: int) -> float:
         """See ``Step``."""
@@ -152,12 +185,17 @@ class Shift(Step):
 class Normalise(Step):
     """Every vector scaled to the norm sqrt(head_dim); the factor is kept in float16."""
 
-    def apply(self, y: Tensor, prompt: Tensor | None = None) -> tuple[Tensor, Undo]:
+    keeps: ClassVar[int] = 1
+
+    def apply(self, y: Tensor, prompt: Tensor | None = None) -> tuple[Tensor, Kept]:
         """See ``Step``."""
         size = torch.linalg.vector_norm(y, dim=-1, keepdim=True) / math.sqrt(y.shape[-1])
-        scale = to_float16(size).float()
-        divisor = scale.masked_fill(scale == 0, math.inf)
-        return y / divisor, lambda values: values * scale
+        scale = to_float16(size)
+        return y / scale.float().masked_fill(scale == 0, math.inf), (scale,)
+
+    def undo(self, values: Tensor, kept: Kept) -> Tensor:
+        """See ``Step``."""
+        return values * kept[0].float()
 
     def bits(self, head_dim: int, heads: int, tokens: int | None, tile: int) -> float:
         """See ``Step``."""
@@ -168,11 +206,16 @@ class Normalise(Step):
 class UnitNorm(Step):
     """Every vector divided by its norm, which is rounded to float16 only to be stored (vLLM's TurboQuant)."""
 
-    def apply(self, y: Tensor, prompt: Tensor | None = None) -> tuple[Tensor, Undo]:
+    keeps: ClassVar[int] = 1
+
+    def apply(self, y: Tensor, prompt: Tensor | None = None) -> tuple[Tensor, Kept]:
         """See ``Step``."""
         norm = torch.linalg.vector_norm(y, dim=-1, keepdim=True)
-        stored = to_float16(norm).float()
-        return y / (norm + 1e-8), lambda values: values * stored
+        return y / (norm + 1e-8), (to_float16(norm),)
+
+    def undo(self, values: Tensor, kept: Kept) -> Tensor:
+        """See ``Step``."""
+        return values * kept[0].float()
 
     def bits(self, head_dim: int, heads: int, tokens: int | None, tile: int) -> float:
         """See ``Step``."""
@@ -192,6 +235,7 @@ class Balance(Step):
 
     per_token: ClassVar[bool] = False
     tiled: ClassVar[bool] = True
+    keeps: ClassVar[int] = 2
     iterations: int = 16
     rows: str = "channel"
 
@@ -199,14 +243,26 @@ class Balance(Step):
         if self.rows not in ("channel", "token"):
             raise UsageError(f"balance.rows={self.rows} is not known; use channel or token")
 
-    def apply(self, y: Tensor, prompt: Tensor | None = None) -> tuple[Tensor, Undo]:
+    @property
+    def unpackable(self) -> str | None:
+        """See ``Step``."""
+        return "factors that balance its variance are folded into its scales, which is simulated"
+
+    def apply(self, y: Tensor, prompt: Tensor | None = None) -> tuple[Tensor, Kept]:
         """See ``Step``."""
         tile = y.transpose(2, 3) if self.rows == "channel" else y  # [units, heads, rows, columns]
         column, row = self._factors(tile)
-        column = to_float16(column.exp()).float()
-        factor = column * row.exp()
-        factor = factor.transpose(2, 3) if self.rows == "channel" else factor
-        return y / factor, lambda values: values * factor
+        kept = (to_float16(column.exp()), row.exp())
+        return y / self._factor(kept), kept
+
+    def undo(self, values: Tensor, kept: Kept) -> Tensor:
+        """See ``Step``."""
+        return values * self._factor(kept)
+
+    def _factor(self, kept: Kept) -> Tensor:
+        column, row = kept
+        factor = column.float() * row
+        return factor.transpose(2, 3) if self.rows == "channel" else factor
 
     def _factors(self, tile: Tensor) -> tuple[Tensor, Tensor]:
         """Logarithms of the column and row factors, [units, heads, 1, columns] and [units, heads, rows, 1]."""
@@ -250,14 +306,14 @@ class Polar(Step):
         if head_dim % 2:
             raise UsageError(f"polar coordinates pair channels; head_dim {head_dim} is odd")
 
-    def apply(self, y: Tensor, prompt: Tensor | None = None) -> tuple[Tensor, Undo]:
+    def apply(self, y: Tensor, prompt: Tensor | None = None) -> tuple[Tensor, Kept]:
         """See ``Step``."""
         first, second = y.chunk(2, dim=-1)
         angle = torch.atan2(second, first)
         angle = torch.where(angle < 0, angle + 2 * math.pi, angle)
+        return torch.cat([torch.hypot(first, second), angle], dim=-1), ()
 
-        def undo(values: Tensor) -> Tensor:
-            radius, turn = values.chunk(2, dim=-1)
-            return torch.cat([radius * turn.cos(), radius * turn.sin()], dim=-1)
-
-        return torch.cat([torch.hypot(first, second), angle], dim=-1), undo
+    def undo(self, values: Tensor, kept: Kept) -> Tensor:
+        """See ``Step``."""
+        radius, turn = values.chunk(2, dim=-1)
+        return torch.cat([radius * turn.cos(), radius * turn.sin()], dim=-1)

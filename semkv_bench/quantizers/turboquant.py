@@ -9,11 +9,12 @@ from torch import Tensor
 
 from semkv_bench import kernels
 from semkv_bench.errors import UsageError
-from semkv_bench.kernels import CodebookTables
+from semkv_bench.kernels import CodebookTables, PackedVectors
 from semkv_bench.kernels.numerics import check_rows, finite_cast, to_float16
 from semkv_bench.kernels.token_chunks import for_token_chunks
 from semkv_bench.quantizers.base import Coder, Encoded, Quantizer, token_levels
 from semkv_bench.quantizers.codebook import lloyd_max
+from semkv_bench.quantizers.packing import Packed
 from semkv_bench.quantizers.rotation import check_rotation, random_rotation
 
 __all__ = ["TurboQuant", "TurboQuantCoder"]
@@ -60,6 +61,8 @@ class TurboQuantCoder(Coder):
     The rotation is computed in float64 and rounded once to float32: how a machine orders the sum then
     practically never moves a coordinate over a threshold, and codes agree between CPU and GPU.
     """
+
+    turns: ClassVar[bool] = True
 
     def __init__(
         self, rotation: Tensor, device: torch.device | str = "cpu", norm_correction: bool = False
@@ -126,6 +129,22 @@ class TurboQuantCoder(Coder):
         if self.norm_correction:
             rotated = _at_norm(rotated, encoded.metadata.float())
         return finite_cast(self.rotate_back(rotated), dtype)
+
+    def kernel_vectors(self, packed: Packed) -> PackedVectors | None:
+        """See ``Coder``; the kernels do not correct norms."""
+        if self.norm_correction:
+            return None
+        (stream,), (norm,) = packed.streams, packed.by_token
+        tables = self.tables(max(stream.layout.class_levels))
+        return PackedVectors(stream.layout, stream.words, norm, tables=tables)
+
+    def to_coded(self, x: Tensor) -> Tensor:
+        """See ``Coder``."""
+        return self.rotate(x)
+
+    def from_coded(self, y: Tensor) -> Tensor:
+        """See ``Coder``."""
+        return self.rotate_back(y)
 
 
 def _at_norm(values: Tensor, norm: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from semkv_bench.errors import UsageError
 from semkv_bench.grid.levels import Storage, code_bits, packing_plan
 from semkv_bench.kernels.numerics import finite_cast, to_float16
 from semkv_bench.quantizers.base import Encoded, Quantizer, token_levels
+from semkv_bench.quantizers.packing import LayoutOf, Packed, Stream
 from semkv_bench.quantizers.rotation import gaussian_matrix, random_rotation
 from semkv_bench.quantizers.turboquant import TurboQuant, TurboQuantCoder
 
@@ -92,6 +93,19 @@ class TurboQuantProdCoder(TurboQuantCoder):
         coarse = kernels.codebook_dequantize(encoded.codes // 2, norm.squeeze(-1), encoded.levels, tables)
         refined = self._refine(coarse, encoded.codes % 2 == 1, residual_norm)
         return finite_cast(self.rotate_back(refined), dtype)
+
+    def pack(self, x: Tensor, levels: Tensor, layout_of: LayoutOf) -> Packed:
+        """See ``Coder``; codes and signs are a stream each."""
+        encoded = self.encode(x, levels)
+        parts = ((encoded.codes // 2, levels), (encoded.codes % 2, torch.full_like(levels, 2)))
+        streams = (Stream.of(codes, layout_of(counts, *x.shape[::2])) for codes, counts in parts)
+        return Packed(x.shape[1], tuple(streams), (encoded.metadata,))
+
+    def unpack(self, packed: Packed, dtype: torch.dtype) -> Tensor:
+        """See ``Coder``."""
+        (coarse, signs), (metadata,) = packed.streams, packed.by_token
+        codes = coarse.codes() * 2 + signs.codes()
+        return self.decode(Encoded(codes, metadata, coarse.layout.levels()), dtype)
 
     def _sketch(self, residual: Tensor) -> tuple[Tensor, Tensor]:
         # In float64, for the same reason as the rotation: no sign should hang on the order of a sum.

@@ -12,6 +12,7 @@ from semkv_bench.grid.cost import SideShape
 from semkv_bench.grid.levels import Storage, mix
 from semkv_bench.quantizers.base import Coder, Encoded, Quantizer, token_levels
 from semkv_bench.quantizers.granularity import TOGETHER, Granularity
+from semkv_bench.quantizers.packing import LayoutOf, Packed
 from semkv_bench.quantizers.turboquant import TurboQuant, TurboQuantCoder
 
 __all__ = ["TurboQuantSplit"]
@@ -65,6 +66,10 @@ class TurboQuantSplit(Quantizer):
         """See ``Quantizer``; with one bit per channel and head for the map of the outliers."""
         return super().coded_bits(parts, shape) + shape.values
 
+    def stored_codes(self, levels: int) -> int:
+        """See ``Quantizer``: those of the outlier channels."""
+        return 2 * levels
+
     def coder(
         self, head_dim: int, seed: int = 0, device: torch.device | str = "cpu"
     ) -> "TurboQuantSplitCoder":
@@ -112,6 +117,28 @@ class TurboQuantSplitCoder(Coder):
             out.scatter_(-1, index, coder.decode(part, dtype))
         return out
 
+    def pack(self, x: Tensor, levels: Tensor, layout_of: LayoutOf) -> Packed:
+        """See ``Coder``: the streams of both parts, and the map of the outliers, a bit a channel and head."""
+        outliers, packed = self._outliers(x), []
+        for coder, channels, factor in self._parts(outliers):
+            part = x.gather(-1, channels[:, None].expand(-1, x.shape[1], -1))
+            packed.append(coder.pack(part, levels * factor, layout_of))
+        streams, norms = (sum((getattr(p, name) for p in packed), ()) for name in ("streams", "by_token"))
+        return Packed(x.shape[1], streams, norms, (_bits(outliers),))
+
+    def unpack(self, packed: Packed, dtype: torch.dtype) -> Tensor:
+        """See ``Coder``."""
+        first = packed.streams[0].layout
+        heads, tokens = first.heads, first.tokens
+        head_dim = sum(stream.layout.head_dim for stream in packed.streams)
+        outliers = _from_bits(packed.shared[0], heads * head_dim).view(heads, head_dim)
+        out = torch.empty(heads, tokens, head_dim, dtype=dtype, device=outliers.device)
+        stored = zip(self._parts(outliers), packed.streams, packed.by_token, strict=True)
+        for (coder, channels, _), stream, norm in stored:
+            values = coder.unpack(Packed(tokens, (stream,), (norm,)), dtype)
+            out.scatter_(-1, channels[:, None].expand(-1, tokens, -1), values)
+        return out
+
     def _outliers(self, x: Tensor) -> Tensor:
         """True at the outlier channels, bool [heads, head_dim]; ties go to the lower channel."""
         energy = x.float().square().sum(dim=1)
@@ -123,3 +150,14 @@ class TurboQuantSplitCoder(Coder):
         order = outliers.to(torch.uint8).argsort(dim=-1, descending=True, stable=True)
         first, second = order.split([self.outlier.head_dim, self.ordinary.head_dim], dim=-1)
         return [(self.outlier, first, 2), (self.ordinary, second, 1)]
+
+
+def _bits(mask: Tensor) -> Tensor:
+    """A bool tensor as uint8, eight to a byte, the first in the lowest bit."""
+    flat = torch.nn.functional.pad(mask.flatten().long(), (0, -mask.numel() % 8)).view(-1, 8)
+    return (flat << torch.arange(8, device=mask.device)).sum(-1).to(torch.uint8)
+
+
+def _from_bits(packed: Tensor, count: int) -> Tensor:
+    """The first ``count`` of them, bool."""
+    return ((packed[:, None] >> torch.arange(8, device=packed.device)) & 1).flatten()[:count].bool()

@@ -9,6 +9,7 @@ by far more, and a single wrong code shows in the codes.
 """
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -22,7 +23,7 @@ from semkv_bench.engine.rows import RowCache
 from semkv_bench.errors import CheckFailed, UsageError
 from semkv_bench.kernels import PackedLayout
 from semkv_bench.models.shape import ModelShape
-from semkv_bench.packed.coding import check_packable, packed_coder
+from semkv_bench.packed.coding import check_packable
 from semkv_bench.protocols.rule import PREFILL
 from semkv_bench.quantizers import Coder, NonFiniteError, Quantizer
 from semkv_bench.regress.probe import integers, probe_states, probe_tensor
@@ -133,20 +134,20 @@ def _check_packing(
         check_packable(quantizer, max(_PACKED_LEVELS))
     except UsageError:
         return
-    coder = packed_coder(quantizer, shape.head_dim, 0, torch.device(device))
-    x = probe_states(shape.kv_heads, _PACKED_TOKENS, shape.head_dim, stream=1).to(device)
-    mixed = [_PACKED_LEVELS[i % len(_PACKED_LEVELS)] for i in range(_PACKED_TOKENS)]
-    for points, per_token in [
-        *((f"L{count}", [count] * _PACKED_TOKENS) for count in _PACKED_LEVELS),
-        ("mixed", mixed),
-    ]:
+    coder = quantizer.coder(shape.head_dim, 0, device)
+    granularity = quantizer.granularity
+    tokens = math.ceil(_PACKED_TOKENS / (granularity.tokens or 1)) * (granularity.tokens or 1)
+    x = probe_states(shape.kv_heads, tokens, shape.head_dim, stream=1).to(device)
+    points = {f"L{count}": [count] * tokens for count in _PACKED_LEVELS}
+    if granularity.mixed:
+        points["mixed"] = [_PACKED_LEVELS[i % len(_PACKED_LEVELS)] for i in range(tokens)]
+    for name, per_token in points.items():
         levels = torch.tensor(per_token, device=device)
-        layout = PackedLayout.build(levels, shape.kv_heads, shape.head_dim)
-        packed = coder.encode(x, levels, layout)
-        case = f"{side} {points}".strip()
-        checks["packed"][case] = _checksum(packed.words)
-        checks["packed"][f"{case} bytes"] = packed.nbytes + layout.nbytes
-        checks["packed"][f"{case} read back"] = _sums(coder.decode(packed, torch.float32), x)
+        packed = coder.pack(x, levels, PackedLayout.build)
+        case = f"{side} {name}".strip()
+        checks["packed"][case] = _checksum(torch.cat([stream.words for stream in packed.streams]))
+        checks["packed"][f"{case} bytes"] = packed.nbytes + sum(layout.nbytes for layout in packed.layouts)
+        checks["packed"][f"{case} read back"] = _sums(coder.unpack(packed, torch.float32), x)
 
 
 def _check_refusals(

@@ -158,7 +158,7 @@ def test_left_padded_batch_equals_single_runs(tiny, setting, attention):
     fed.prefill(tiny.model, input_ids=ids, attention_mask=mask)
     assert greedy(tiny, fed, ids, mask) == alone
     pieces = cache.layers[tiny.shape.quantized_layers[0]].sides[0].rows
-    assert [sum(p.layout.tokens for p in row) for row in pieces] == [39, 6, 22, 0]
+    assert [sum(p.tokens for p in row) for row in pieces] == [39, 6, 22, 0]
 
 
 def test_rows_are_selected_repeated_and_reordered(tiny_llama):
@@ -220,12 +220,12 @@ def test_blocks_are_coded_once_when_a_later_token_arrives():
         append_to(cache, some_states(1, seed=step))
     layer = cache.layers[0]
     assert (layer.coded, layer.length - layer.coded) == (32, 16)
-    words = [side.rows[0][0].words.clone() for side in layer.sides]
+    words = [side.rows[0][0].streams[0].words.clone() for side in layer.sides]
     for step in range(48, 80):
         append_to(cache, some_states(1, seed=step))
     assert layer.coded == 64
     for side, early in zip(layer.sides, words, strict=True):
-        assert torch.equal(side.rows[0][0].words[: len(early)], early)
+        assert torch.equal(side.rows[0][0].streams[0].words[: len(early)], early)
 
 
 @pytest.mark.parametrize("setting", [L3, T4, mixes("value_norm", "shared")[0]], ids=lambda s: s.name)
@@ -259,7 +259,7 @@ def test_prompt_and_generated_blocks(tiny):
         cache = SemKVCache(tiny.model.config, T4, parts="both", block=16, attention=attention)
         answers.append(greedy(tiny, cache, ids, new=40)[0])
         layer = cache.layers[tiny.shape.quantized_layers[0]]
-        assert [p.layout.tokens for p in layer.sides[0].rows[0]] == [39, 32]
+        assert [p.tokens for p in layer.sides[0].rows[0]] == [39, 32]
     assert answers[0] == answers[1] and answers[0][:8] == expected
 
 

@@ -28,7 +28,7 @@ from semkv_bench.errors import SemkvError, UsageError
 from semkv_bench.grid.cost import Stored, Tokens
 from semkv_bench.models.shape import ModelShape
 from semkv_bench.protocols.rule import coder_seed
-from semkv_bench.quantizers import Affine, NonFiniteError, TurboQuantProd, TurboQuantSplit
+from semkv_bench.quantizers import Affine, NonFiniteError, TurboQuantSplit
 from semkv_bench.settings.allocation import TwoLevel
 from semkv_bench.settings.setting import FULL, Coded, Pruned, Setting, uniform_settings
 
@@ -70,11 +70,13 @@ def _buffers(cache):
     for layer in cache.layers:
         for side in layer.sides:
             for packed in side.rows[0]:
-                tensors = [packed.words, packed.scale, packed.zero]
-                tensors += [packed.layout.token_class, packed.layout.block_start]
-                found |= {t.data_ptr(): t for t in tensors if t is not None and t.nbytes}
-                # The level counts of the classes, as one byte each.
-                found[id(packed.layout)] = torch.zeros(len(packed.layout.class_levels), dtype=torch.uint8)
+                tensors = [*packed.by_token, *packed.shared]
+                for stream in packed.streams:
+                    layout = stream.layout
+                    tensors += [stream.words, layout.token_class, layout.block_start]
+                    # The level counts of the classes, as one byte each.
+                    found[id(layout)] = torch.zeros(len(layout.class_levels), dtype=torch.uint8)
+                found |= {t.data_ptr(): t for t in tensors if t.nbytes}
     return found.values()
 
 
@@ -163,8 +165,7 @@ def test_uncoded_side_stays_in_the_models_type():
     [
         (FULL, {}, "DynamicCache"),
         (Pruned().settings(AFFINE, AFFINE)[0], {}, "deletes"),
-        (uniform_settings(TurboQuantSplit(), TurboQuantSplit(), [4])[0], {}, "turboquant_split"),
-        (uniform_settings(TurboQuantProd(), TURBO, [4])[0], {}, "turboquant_prod"),
+        (uniform_settings(TurboQuantSplit(), TurboQuantSplit(), [129])[0], {}, "258 codes"),
         (uniform_settings(Affine(group_size=24), AFFINE, [4])[0], {}, "legal sizes"),
         (mixes("surprisal", "shared")[0], {}, "key_norm, random, recency, value_norm"),
         (L3, {"parts": "all"}, "prompt, generated, both"),
