@@ -284,6 +284,17 @@ def _compare(given: Given) -> None:
     compare_runs(given.config, options, OUT)
 
 
+def _measure(given: Given) -> None:
+    from semkv_bench.sweep.measure import measure, measured_words
+
+    content, path = measure(given.config)
+    if given.options.json:
+        given.tell(content)
+        return
+    for line in (*measured_words(content), f"written: {path}"):
+        OUT.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
 def _recipe(given: Given) -> None:
     from semkv_bench.recipe import run_recipe
 
@@ -422,6 +433,14 @@ COMMANDS: dict[str, Command] = {
         "examples with question, expected answer and the first difference from full precision; only=lost|won|changed",
         "run=DIR setting=affine-L4 [only=lost]",
         keys=("run", "setting", "only"),
+        bare="run",
+    ),
+    "measure": Command(
+        _measure,
+        "bytes, speed and answers of a run's operating point in the packed cache, beside a plain one",
+        "[DIR] [setting=NAME] [examples=8]",
+        config="measure",
+        options=(_JSON,),
         bare="run",
     ),
     "recipe": Command(

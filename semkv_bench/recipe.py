@@ -21,10 +21,12 @@ from semkv_bench.report.files import write_all
 from semkv_bench.settings.setting import FULL, GridOnly
 from semkv_bench.stats.result import Report, plain
 from semkv_bench.sweep.command import run_plan
+from semkv_bench.sweep.measure import measure_run, measured_words
 
 __all__ = ["Chosen", "choose_levels", "run_recipe"]
 
 _OF_RECIPE = "recipe-"
+_MEASURED_EXAMPLES = 8
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,21 @@ def run_recipe(config: DictConfig, console: Console) -> Path:
         raise CheckFailed(
             f"no setting is equivalent on the fresh examples; see {out / 'mixes' / 'report.html'}"
         )
+    _measure(out / "mixes", second, summary["operating_point"]["setting"], console)
     return out
+
+
+def _measure(path: Path, plan: Plan, setting: str, console: Console) -> None:
+    """Tell what the operating point takes in the packed cache, or why it cannot be measured."""
+    try:
+        content, _ = measure_run(path, plan, setting, _MEASURED_EXAMPLES)
+    except UsageError as error:
+        console.print(
+            f"not measured in the packed cache: {error}", markup=False, highlight=False, soft_wrap=True
+        )
+        return
+    for line in measured_words(content):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _folder(config: DictConfig, first: Plan, second: Plan) -> Path:

@@ -138,6 +138,14 @@ class _Storage:
     context: list[int] = MISSING
 
 
+@dataclass
+class _Measure:
+    run: str | None = None
+    setting: str | None = None
+    examples: int = MISSING
+    attention: str = MISSING
+
+
 _SCHEMAS = {
     "sweep": _Sweep,
     "recipe": _Recipe,
@@ -145,6 +153,7 @@ _SCHEMAS = {
     "cliff_report": _CliffReport,
     "compare": _Compare,
     "storage": _Storage,
+    "measure": _Measure,
 }
 
 

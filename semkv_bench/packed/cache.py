@@ -230,7 +230,9 @@ class SemKVCache(Cache):
         values, seen = 0, set()
         for side, other in ((s, o) for layer in self.plan.layers for s, o in _pairs(layer.sides)):
             _, heads, _, head_dim = side.buffer.shape
-            for packed in (packed for pieces in (other if side.coder is None else side).rows for packed in pieces):
+            for packed in (
+                packed for pieces in (other if side.coder is None else side).rows for packed in pieces
+            ):
                 count = heads * head_dim * packed.tokens
                 if side.coder is None:
                     values, size = values + count, size + count * side.buffer.itemsize

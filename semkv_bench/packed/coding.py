@@ -14,5 +14,5 @@ def check_packable(quantizer: Quantizer, top: int) -> None:
     stored = quantizer.stored_codes(top)
     if stored > MAX_LEVELS:
         raise UsageError(
-            f"SemKVCache packs at most {MAX_LEVELS} codes a value; {quantizer.name} at {top} levels takes {stored} codes"
+            f"SemKVCache packs at most {MAX_LEVELS} codes a value; {quantizer.name} at L={top} takes {stored} codes"
         )

@@ -25,7 +25,10 @@ def can_attend_packed(sides: Sequence[PackedSide]) -> bool:
         return False
     counts = [[[packed.tokens for packed in row] for row in side.rows] for side in sides]
     return counts[0] == counts[1] and all(
-        side.coder.packed_vectors(packed) is not None for side in sides for row in side.rows for packed in row[:1]
+        side.coder.packed_vectors(packed) is not None
+        for side in sides
+        for row in side.rows
+        for packed in row[:1]
     )
 
 

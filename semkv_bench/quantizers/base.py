@@ -217,7 +217,11 @@ class Coder(ABC):
 
     def packed_vectors(self, packed: Packed) -> PackedVectors | None:
         """The same for the kernels that read codes and attend in one pass; None where they do not know the coder."""
-        return self.kernel_vectors(packed) if _follows(type(self), "kernel_vectors", "encode", "decode") else None
+        return (
+            self.kernel_vectors(packed)
+            if _follows(type(self), "kernel_vectors", "encode", "decode")
+            else None
+        )
 
     def kernel_vectors(self, packed: Packed) -> PackedVectors | None:
         """See ``packed_vectors``, which asks no class whose ``encode`` or ``decode`` a subclass has changed."""

@@ -369,7 +369,7 @@ class SideCoder(Coder):
         return group.join(self._code.quantize_dequantize(group.split(y), levels), y.shape[1])
 
     def pack(self, x: Tensor, levels: Tensor, layout_of: LayoutOf) -> Packed:
-        """See ``Coder``: with the codes what steps keep and what groups have; of every token, where no token shares it."""
+        """See ``Coder``; metadata are those of the groups, then of the steps: of every token, where none are shared."""
         y, kept = self._changed(x)
         counts = levels.unique().tolist()
         if len(counts) > 1:
@@ -379,7 +379,9 @@ class SideCoder(Coder):
         for count in counts[1:]:
             others = self._encoded(y, count)
             codes = torch.where(grouped == count, others[0], codes)
-            stored = tuple(torch.where(grouped == count, *pair) for pair in zip(others[1], stored, strict=True))
+            stored = tuple(
+                torch.where(grouped == count, *pair) for pair in zip(others[1], stored, strict=True)
+            )
         codes = self.side.group.join(codes, y.shape[1]).transpose(0, 1).flatten(1, 2)
         metadata = [*stored, *(part for step in kept for part in step)]
         stream = Stream.of(codes.to(torch.uint8).contiguous(), layout_of(levels, *x.shape[::2]))

@@ -72,7 +72,9 @@ class Packed:
         return not self.shared
 
 
-def joined(first: Packed, second: Packed, join: Callable[[PackedLayout, PackedLayout], PackedLayout]) -> Packed:
+def joined(
+    first: Packed, second: Packed, join: Callable[[PackedLayout, PackedLayout], PackedLayout]
+) -> Packed:
     """Both, one after the other, no code changed; ``join`` gives the layout of the tokens of two.
 
     Raises ValueError if either has metadata that its tokens share.
