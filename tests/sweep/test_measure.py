@@ -35,7 +35,9 @@ def test_bytes_are_those_of_the_records_and_answers_those_of_the_sweep(finished,
     assert held["total"] == sum(size for part, size in held.items() if part != "total")
     assert held["codes"] > held["metadata"] > 0 and content["plain_bytes"] > held["total"]
     # Little is held in full here: the last token, the answer, and room for a few more.
-    assert content["times_smaller"]["measured"] == pytest.approx(content["times_smaller"]["predicted"], rel=0.05)
+    assert content["times_smaller"]["measured"] == pytest.approx(
+        content["times_smaller"]["predicted"], rel=0.05
+    )
     assert content["answers_as_in_sweep"] == {"packed": 3, "plain": 3}
     assert all(row["packed"]["first_difference"] is None for row in content["examples"])
     assert "measured" in told and "predicted" in told and "3 of 3 packed" in told
