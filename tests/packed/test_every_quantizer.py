@@ -36,7 +36,8 @@ def test_what_is_packed_reads_back_and_takes_what_it_costs(name, levels):
     setting = of_file(name, levels)
     shape = SideShape(HEADS, HEAD_DIM)
     for side, x in zip((setting.keys, setting.values), some_states(TOKENS, 1, HEADS, HEAD_DIM), strict=True):
-        x, counts = x[0].bfloat16(), torch.full((TOKENS,), levels)
+        x, ranks = x[0].bfloat16(), torch.arange(TOKENS).float()
+        counts = side.allocation.levels(TOKENS, ranks).expand(TOKENS)
         coder = side.quantizer.coder(HEAD_DIM, seed=3)
         packed = coder.pack(x, counts, PackedLayout.build)
         expected = coder.quantize_dequantize(x, counts[None])[0]
