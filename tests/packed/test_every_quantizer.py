@@ -7,7 +7,6 @@ import torch
 from packed_caches import AFFINE, greedy, small_config, some_ids, some_states, swept
 
 from semkv_bench import SemKVCache
-from semkv_bench.config.choices import choices
 from semkv_bench.config.compose import compose_config
 from semkv_bench.engine.engine import Engine, Request
 from semkv_bench.errors import UsageError
@@ -20,7 +19,19 @@ from semkv_bench.quantizers.affine import AffineCoder
 from semkv_bench.settings.setting import FULL, TwoLevelMixes, uniform_settings
 
 SIMULATED = {"gear", "gear_l", "kitty", "kvarn", "nsnquant", "ott", "qserve", "zipcache"}
-PACKED = sorted(set(choices("sweep")["quantizer"]) - SIMULATED - {"null"})
+PACKED = [
+    "affine",
+    "atom",
+    "hadamard",
+    "hf_quanto",
+    "intactkv",
+    "kivi",
+    "mikv",
+    "polarquant",
+    "quarot",
+    "saw_int4",
+]
+PACKED += ["turboquant", "turboquant_channel_split", "turboquant_prod"]
 HEADS, HEAD_DIM, TOKENS = 4, 128, 512
 
 
