@@ -11,6 +11,7 @@ from semkv_bench.report.formatting import (
     bits_text,
     clean,
     fixed,
+    interval_words,
     join,
     known,
     p_value,
@@ -19,7 +20,6 @@ from semkv_bench.report.formatting import (
     signed_interval,
 )
 from semkv_bench.report.tables import Column, Table, table_of, with_interval
-from semkv_bench.report.verdict import interval_words
 from semkv_bench.stats.result import Cliff, MethodPair, MethodPoint, Report
 
 __all__ = ["METHOD_FILES", "method_files", "method_parts", "unit_words"]
