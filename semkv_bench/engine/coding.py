@@ -47,15 +47,23 @@ class RowCoding:
         self._coders: dict[tuple, Coder] = {}
         self.notes: TailNotes | None = None
 
-    def fill(self, prompt: RowCache, room: int, scores: Callable[[str], Tensor]) -> None:
+    def fill(
+        self,
+        prompt: RowCache,
+        room: int,
+        scores: Callable[[str], Tensor],
+        unseen: Callable[[str], Tensor] | None = None,
+    ) -> None:
         """Give every row the prompt's cache as its setting would return it.
 
-        room: tokens that will follow; scores: a metric's scores of the prompt's tokens by its label.
+        room: tokens that will follow; scores: a metric's scores of the prompt's tokens by its label; unseen: of the
+        tokens before the question, which the metric did not see.
         """
         length = prompt.get_seq_length()
         self.rows.reserve(len(self.settings), length + room)
         self._prompt = length
         self.rows.take_states(prompt)
+        evicted = self._evicted(prompt, {"seen": scores, "unseen": unseen})
         for index, target in self.rows.attending.items():
             stored = prompt.attending[index].stored()
             views = target.take(length, like=stored)
@@ -65,7 +73,10 @@ class RowCoding:
                     self._fill_side(states, view, index, side, ranked)
             if self.rule.codes_prompt:
                 for row in range(len(self.settings)):
-                    self._delete(target, row, slice(0, length), ranked)
+                    if row in evicted and index in self.places:
+                        target.delete(row, slice(0, length), evicted[row][self.places[index]])
+                    elif row not in evicted:
+                        self._delete(target, row, slice(0, length), ranked)
         for row in self.rows.rows:
             spans = [self._window(self.settings[row.index], side).coded(length) for side in range(2)]
             row.settled = (spans[0].stop, spans[1].stop)
@@ -104,6 +115,19 @@ class RowCoding:
             widest = max(map(len, levels))
             stacked = torch.stack([row.expand(widest) for row in levels]).to(states.device)
             coder.quantize_dequantize(states[:, :, here], stacked, out=target[:, :, here])
+
+    def _evicted(
+        self, prompt: RowCache, scores: dict[str, Callable[[str], Tensor] | None]
+    ) -> dict[int, Tensor]:
+        """What goes of the prompt in every layer and head, bool [quantized layers, heads, tokens], by row."""
+        heads = {prompt.attending[index].kv_heads for index in self.places}
+        rows = [row for row, setting in enumerate(self.settings) if setting.prune and setting.prune.per_head]
+        return {
+            row: self.settings[row].prune.deleted(
+                lambda label, question: scores[question](label), (len(self.places), *heads), self._prompt
+            )
+            for row in rows
+        }
 
     @property
     def noted(self) -> list[str]:
@@ -145,6 +169,10 @@ class RowCoding:
             window = self._window(setting, side)
             if not setting.codes(name):
                 found.append(Tokens(kept=length))
+            elif setting.keys is not None and setting.prune is not None:
+                held = window.tokens(length, row.pieces[side], row.settled[side])
+                coded = max(0, held.coded_tokens - deleted)
+                found.append(Tokens.of([coded], kept=held.kept, open=held.open, deleted=deleted))
             elif setting.prune is not None:
                 held = window.tokens(length, (), row.settled[side])
                 found.append(Tokens(kept=held.kept - deleted, open=held.open, deleted=deleted))

@@ -73,8 +73,11 @@ class Engine:
             SemkvError: the model produced NaN, or memory does not hold a single row.
         """
         how = self._how(rule, own_history)
-        metrics = sorted(set().union(*(setting.metrics for setting in settings)))
-        prefilled = self.prefill(request.input_ids[:-1], metrics, request.seed)
+        seen, unseen = (
+            sorted(set().union(*(setting.scored[question] for setting in settings)))
+            for question in ("seen", "unseen")
+        )
+        prefilled = self.prefill(request.input_ids[:-1], seen, request.seed, unseen, request.context)
         references: dict[int, Tensor] = {}
 
         def run(group: Sequence[Setting]) -> list[list[Outcome]]:
@@ -101,12 +104,19 @@ class Engine:
         how = self._how(rule, own_history)
         return self._decode(answered.prefilled, request, how, answered.references, [setting])[0]
 
-    def prefill(self, input_ids: Sequence[int], metrics: Sequence[str] = (), seed: int = 0) -> Prefilled:
+    def prefill(
+        self,
+        input_ids: Sequence[int],
+        metrics: Sequence[str] = (),
+        seed: int = 0,
+        unseen: Sequence[str] = (),
+        context: int | None = None,
+    ) -> Prefilled:
         """See ``semkv_bench.engine.prefill``; where memory gives out, in chunks of half as many tokens."""
         chunk = self.options.prefill_chunk or len(input_ids)
         while True:
             try:
-                return prefill(self.loaded, input_ids, metrics, seed, chunk, self.prompt)
+                return prefill(self.loaded, input_ids, metrics, seed, chunk, self.prompt, unseen, context)
             except (torch.OutOfMemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
                     raise

@@ -28,9 +28,13 @@ class Turn:
 
 @dataclass(frozen=True)
 class Request(Turn):
-    """One prompt to answer under every setting; with ``follow_ups``, a conversation that begins with it."""
+    """One prompt to answer under every setting; with ``follow_ups``, a conversation that begins with it.
+
+    context: tokens before the question; None where nobody asks.
+    """
 
     seed: int = 0
+    context: int | None = None
     follow_ups: tuple[Turn, ...] = ()
 
     @property
@@ -74,6 +78,7 @@ def request_of(example: Example, eos_ids: Sequence[int] = ()) -> Request:
     return Request(
         **_asked(example, eos_ids),
         seed=example.seed,
+        context=example.context_tokens,
         follow_ups=tuple(Turn(**_asked(later, eos_ids)) for later in example.follow_ups),
     )
 

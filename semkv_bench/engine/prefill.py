@@ -18,14 +18,15 @@ __all__ = ["Prefilled", "prefill"]
 class Prefilled:
     """A prompt that the model has seen.
 
-    cache: of one row; ids: the prompt's tokens; scores: of the tokens by a metric's label; hidden: final hidden state
-    [hidden] of the last token.
+    cache: of one row; ids: the prompt's tokens; scores: of the tokens by a metric's label; unseen: of the tokens before
+    the question, which the metric did not see; hidden: final hidden state [hidden] of the last token.
     """
 
     cache: RowCache
     ids: tuple[int, ...]
     hidden: Tensor
     scores: dict[str, Tensor] = field(default_factory=dict)
+    unseen: dict[str, Tensor] = field(default_factory=dict)
 
 
 @torch.inference_mode()
@@ -36,20 +37,24 @@ def prefill(
     seed: int = 0,
     chunk: int | None = None,
     cache: RowCache | None = None,
+    unseen: Sequence[str] = (),
+    context: int | None = None,
 ) -> Prefilled:
     """Fill a cache with the keys and values of ``ids``.
 
     metrics: labels of the importance metrics that are taken on the way; seed: of the random one; chunk: tokens per
-    forward call, None for all at once; cache: whose buffers are used again, None for a new one.
+    forward call, None for all at once; cache: whose buffers are used again, None for a new one; unseen: metrics that
+    are taken of the first ``context`` tokens alone.
     """
     cache = RowCache(loaded.model.config) if cache is None else cache
     cache.reserve(1, len(ids))
     batch = torch.tensor([list(ids)], device=loaded.device)
     with ExitStack() as stack:
-        observer = None
-        if metrics:
-            observer = stack.enter_context(observe(loaded, metrics, tokens=len(ids), seed=seed))
+        observers = []
+        for labels, tokens in ((metrics, len(ids)), (unseen, min(context or len(ids), len(ids)))):
+            observer = observe(loaded, labels, tokens=tokens, seed=seed) if labels else None
+            observers.append(observer and stack.enter_context(observer))
         for part in batch.split(chunk or len(ids), dim=1):
             output = loaded.decoder(input_ids=part, use_cache=True, **{loaded.cache_keyword: cache})
-    scores = {} if observer is None else observer.scores()
-    return Prefilled(cache, tuple(ids), output.last_hidden_state[0, -1], scores)
+    scores = ({} if observer is None else observer.scores() for observer in observers)
+    return Prefilled(cache, tuple(ids), output.last_hidden_state[0, -1], *scores)

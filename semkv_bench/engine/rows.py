@@ -111,6 +111,11 @@ class RowLayer(CacheLayerMixin):
         return max(self.lengths[: self.rows], default=0)
 
     @property
+    def kv_heads(self) -> int:
+        """Heads that have keys of their own, once anything was stored."""
+        return self.keys.shape[1]
+
+    @property
     def even(self) -> bool:
         """Do all rows in use have the same length?"""
         return min(self.lengths[: self.rows], default=0) == self.length

@@ -49,6 +49,13 @@ class TransformersBackend(EngineOptions, Backend):
             raise UsageError(
                 f"pruning hides tokens by a mask, which model.attention={source.attention} does not take; use sdpa"
             )
+        if any(setting.prune and setting.prune.per_head for setting in settings):
+            heads = {layer.keys.heads for layer in shape.cache if layer is not None and layer.coded}
+            if len(heads) > 1:
+                raise UsageError(
+                    f"{source.name} has layers of {', '.join(map(str, sorted(heads)))} key-value heads; "
+                    "allocation=evict needs the same number in all; use allocation=prune"
+                )
         if len(shape.quantized_layers) < shape.layers and pruned:
             raise UsageError(
                 f"{source.name} has sliding-window layers; pruning needs full attention in all of them"

@@ -11,7 +11,7 @@ from semkv_bench.errors import UsageError
 from semkv_bench.importance.base import Metric, Needs, Recorder
 from semkv_bench.importance.sources import AttentionCall, watch_attention
 
-__all__ = ["AttentionMetric"]
+__all__ = ["AttentionMetric", "weight_blocks"]
 
 # Bytes of one block of float32 weights: what a CPU's second-level caches hold, what keeps a GPU busy.
 _BLOCK_BYTES = {"cpu": 2 << 20, "cuda": 256 << 20}
@@ -39,7 +39,7 @@ class AttentionRecorder(Recorder):
         for received in self._received:
             if layer not in received:
                 received[layer] = call.keys.new_zeros(prompt.tokens, dtype=torch.float32)
-        for position, weights in _blocks(call, begin, end, prompt.start):
+        for position, weights in weight_blocks(call, begin, end, prompt.start):
             for first, received in zip(self._firsts, self._received, strict=True):
                 counted = weights[:, max(0, first - position) :]
                 received[layer][: weights.shape[-1]] += counted.flatten(0, 1).sum(0) / len(weights)
@@ -61,7 +61,7 @@ class AttentionMetric(Metric):
         """Position of the first query that counts, of a prompt of which ``tokens`` are scored."""
 
 
-def _blocks(call: AttentionCall, begin: int, end: int, start: int) -> Iterator[tuple[int, Tensor]]:
+def weight_blocks(call: AttentionCall, begin: int, end: int, start: int) -> Iterator[tuple[int, Tensor]]:
     """Softmax weights of the queries at positions ``begin`` to ``end``, a few queries at a time.
 
     Yields the position of the first query and the float32 weights [heads, queries, keys], keys up to the

@@ -1,5 +1,6 @@
 """What an importance metric is: a name, and a recorder that follows one prefill."""
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -47,6 +48,12 @@ class Prompt:
         return max(0, min(self.seen, self.tokens) - self.start)
 
     @property
+    def draw(self) -> int:
+        """Seed of what is drawn by chance, of this prompt alone."""
+        text = f"{self.seed}:{','.join(map(str, self.ids.tolist()))}"
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+
+    @property
     def ids(self) -> Tensor:
         """Token ids int64 of all scored tokens so far."""
         return torch.cat(self.chunks)
@@ -70,7 +77,10 @@ class Recorder(ABC):
 
     @abstractmethod
     def scores(self) -> list[Tensor]:
-        """Scores of every metric, in their order: [quantized layers, tokens] or [1, tokens]."""
+        """Scores of every metric, in their order: [quantized layers, tokens] or [1, tokens].
+
+        [quantized layers, kv_heads, tokens] of metrics ``per_head``.
+        """
 
 
 class Needs(StrEnum):
@@ -93,13 +103,15 @@ class Metric(ABC):
     """A model-internal score per token; larger is more important. Subclasses are frozen dataclasses.
 
     A subclass states the whole idea in one function of its family. A file of the group ``metric`` called by its
-    ``name`` makes it a choice. needs: what it scores by; seeded: do its scores change with the seed?
+    ``name`` makes it a choice. needs: what it scores by; seeded: do its scores change with the seed? per_head: does it
+    score every key-value head by itself, [quantized layers, kv_heads, tokens]?
     """
 
     name: ClassVar[str]
     recorder: ClassVar[type[Recorder]]
     needs: ClassVar[Needs] = Needs.RECORDER
     seeded: ClassVar[bool] = False
+    per_head: ClassVar[bool] = False
 
     @property
     def label(self) -> str:
@@ -108,6 +120,15 @@ class Metric(ABC):
 
     def check_block(self, block: int) -> None:  # noqa: B027, most take any
         """Raise UsageError if blocks of ``block`` generated tokens are too many for it."""
+
+    @property
+    def least_tokens(self) -> int:
+        """Tokens that a prompt must have for the scores to say anything."""
+        return 1
+
+    def always_kept(self, tokens: int, count: int) -> Tensor:
+        """Of ``tokens`` tokens, bool [tokens], those that a method never deletes where it keeps ``count`` of them."""
+        return torch.zeros(tokens, dtype=torch.bool)
 
     @classmethod
     def with_option(cls, option: str) -> "Metric":

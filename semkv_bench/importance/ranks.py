@@ -11,8 +11,10 @@ def shared(scores: Tensor) -> Tensor:
 
     Every layer has one vote. The scores themselves grow by orders of magnitude from layer to layer (norms of
     hidden states do), so their mean would be the ranking of the loudest layer. Equal scores
-    share their mean rank, so that ties stay ties.
+    share their mean rank, so that ties stay ties. Heads that were scored by themselves, [layers, heads, tokens], have
+    a vote each.
     """
+    scores = scores.flatten(0, -2)
     tokens = scores.shape[-1]
     ordered = scores.sort(-1).values
     below = torch.searchsorted(ordered, scores, right=False)

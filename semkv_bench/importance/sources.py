@@ -27,7 +27,7 @@ _UNMODELLED = ("position_bias", "s_aux")  # arguments that change the weights in
 DELETED: ContextVar[Callable[[int], Tensor | None]] = ContextVar("DELETED", default=lambda layer: None)
 """Gives the places of a layer's cache that attention must not see: bool [rows, kv_heads, places], None for none."""
 
-_hears: WeakKeyDictionary[nn.Module, Callable[[int, "AttentionCall"], None]] = WeakKeyDictionary()
+_hears: WeakKeyDictionary[nn.Module, list[Callable[[int, "AttentionCall"], None]]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def watch_attention(
     """``hear(layer, call)`` after the attention of every layer that is quantized.
 
     batch: the call's tensors are those of all rows, with one dimension more in front. The model runs
-    the attention function that it had; only the name it looks it up by is another.
+    the attention function that it had; only the name it looks it up by is another. Several may watch at once.
 
     Raises:
         UsageError: the attention implementation is neither ``sdpa`` nor ``eager``.
@@ -112,9 +112,11 @@ def watch_attention(
         )
     quantized = set(loaded.shape.quantized_layers)
     modules = [module for module in decoder.modules() if getattr(module, "layer_idx", None) in quantized]
-    observed = _register(original)
+    observed = original if original.endswith(_OBSERVED) else _register(original)
+    hearing = hear if batch else _first_row(hear)
     try:
-        _hears.update(dict.fromkeys(modules, hear if batch else _first_row(hear)))
+        for module in modules:
+            _hears.setdefault(module, []).append(hearing)
         decoder.set_attn_implementation(observed)
         if decoder.config._attn_implementation != observed:
             raise UsageError(
@@ -124,7 +126,7 @@ def watch_attention(
     finally:
         decoder.set_attn_implementation(original)
         for module in modules:
-            _hears.pop(module, None)
+            _hears[module].remove(hearing)
 
 
 def _first_row(hear: Callable[[int, AttentionCall], None]) -> Callable[[int, AttentionCall], None]:
@@ -160,8 +162,7 @@ def _reporting(original: str) -> Callable[..., Any]:
         output = ALL_ATTENTION_FUNCTIONS.get_interface(original, eager)(
             module, query, key, value, attention_mask, **kwargs
         )
-        hear = _hears.get(module)
-        if hear is not None:
+        if hears := _hears.get(module):
             scaling = kwargs.get("scaling")
             call = AttentionCall(
                 queries=query,
@@ -172,7 +173,8 @@ def _reporting(original: str) -> Callable[..., Any]:
                 unmodelled=tuple(name for name in _UNMODELLED if kwargs.get(name) is not None),
                 deleted=DELETED.get()(module.layer_idx),
             )
-            hear(module.layer_idx, call)
+            for hear in hears:
+                hear(module.layer_idx, call)
         return output
 
     return attention

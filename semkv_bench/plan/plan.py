@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -29,6 +29,7 @@ from semkv_bench.stats import StatsOptions
 from semkv_bench.stats.operating_point import clusters_needed_at_best
 from semkv_bench.stats.pairing import SettingInfo
 from semkv_bench.tasks import Example, Task
+from semkv_bench.tasks.context import context_tokens
 
 __all__ = [
     "Plan",
@@ -121,7 +122,10 @@ def make_plan(config: DictConfig, exclude: Collection[tuple[str, str]] = ()) -> 
         _check_vocabulary(examples, source)
     forced = forced_limit(engine.teacher_tokens, protocol.rule) if engine.simulates else 0
     _check_lengths(examples, shape, protocol.own_history, forced)
+    if any(setting.scored["unseen"] for setting in settings):
+        examples = [replace(e, context_tokens=context_tokens(tokenizer, e)) for e in examples]
     protocol.check(settings, examples)
+    protocol.check_evictions(settings, examples)
     stages = arrange(examples, stats)
     tails = typical_tails(examples, protocol.own_history)
     charter = {

@@ -62,6 +62,19 @@ class Protocol(ABC):
                 f"{several.task} asks {several.turns} questions in a conversation; use protocol=multiturn"
             )
 
+    def check_evictions(self, settings: Sequence[Setting], examples: Sequence[Example]) -> None:
+        """Raise UsageError where a method that evicts tokens cannot be run, or would do nothing."""
+        for setting in settings:
+            if setting.prune is None or not setting.prune.per_head:
+                continue
+            if self.rule.codes_tail:
+                raise UsageError(
+                    f"{setting.name} deletes tokens of the prompt alone; use protocol=prefill or protocol.parts=prompt"
+                )
+            seen = setting.prune.question == "seen"
+            for tokens in sorted({len(e.input_ids) - 1 if seen else e.context_tokens for e in examples}):
+                setting.prune.check(tokens)
+
     def _check_ranking(self, settings: Sequence[Setting]) -> None:
         if self.rule.codes_tail:
             for label in sorted(set().union(*(setting.metrics for setting in settings))):

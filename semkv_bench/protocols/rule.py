@@ -217,4 +217,5 @@ def ranking(allocation: Allocation, place: int, scores: Callable[[str], Tensor])
     found = scores(allocation.metric)
     if allocation.scope == SHARED:
         return shared(found)
-    return found[place if len(found) > 1 else 0]
+    own = found[place if len(found) > 1 else 0]
+    return shared(own) if own.dim() > 1 else own

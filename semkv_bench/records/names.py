@@ -12,7 +12,9 @@ _SPELLED = {
     "mixed": re.compile(
         r"^(?:(?P<family>.+)-)?L(?P<high>\d+)/(?P<low>\d+)@(?P<share>[^:]+):(?P<metric>[^:+]+)(?::(?P<scope>[^+]+))?(?:\+(?P<values>.+))?$"
     ),
-    "prune": re.compile(r"^(?:(?P<family>.+)-)?prune@(?P<share>[^:]+):(?P<metric>[^:]+)(?::(?P<scope>.+))?$"),
+    "prune": re.compile(
+        r"^(?:(?P<family>.+)-)?(?:prune|evict)@(?P<share>[^:]+):(?P<metric>[^:]+)(?::(?P<scope>.+))?$"
+    ),
     "uniform": re.compile(r"^(?:(?P<family>.+)-)?L(?P<levels>\d+)$"),
 }
 _FAMILY = re.compile(r"^(?P<family>.+?)-[LK]\d")

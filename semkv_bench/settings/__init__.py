@@ -1,11 +1,17 @@
 """What is compared: grid points, mixes, deletions."""
 
 from semkv_bench.settings.allocation import Allocation, Prune, TwoLevel, Uniform
+from semkv_bench.settings.budgets import BUDGETS, Budget, budget
+from semkv_bench.settings.eviction import Evict, Evictions
 from semkv_bench.settings.setting import FULL, GridOnly, Pruned, Setting, TwoLevelMixes, uniform_settings
 
 __all__ = [
+    "BUDGETS",
     "FULL",
     "Allocation",
+    "Budget",
+    "Evict",
+    "Evictions",
     "GridOnly",
     "Prune",
     "Pruned",
@@ -13,5 +19,6 @@ __all__ = [
     "TwoLevel",
     "TwoLevelMixes",
     "Uniform",
+    "budget",
     "uniform_settings",
 ]

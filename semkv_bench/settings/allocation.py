@@ -165,23 +165,26 @@ class Prune(Allocation):
         """``0.25:key_norm`` behind ``prune@``."""
         return f"{self.keep:g}:{_by(self.metric, self.scope)}"
 
+    per_head: ClassVar[bool] = False
+    uneven: ClassVar[bool] = False
+
     def kept(self, tokens: int) -> int:
-        """How many of ``tokens`` tokens stay."""
-        return round(self.keep * tokens)
+        """How many of ``tokens`` tokens stay: one at least."""
+        return max(1, round(self.keep * tokens))
 
     def levels(self, tokens: int, importance: Tensor | None = None) -> Tensor:
         """See ``Allocation``; nothing is coded."""
         if importance is None or importance.shape[-1] != tokens:
             raise ValueError(f"pruning needs the importance of {tokens} tokens")
-        return torch.where(top_tokens(importance, self.keep), KEPT, GONE)
+        return torch.where(top_tokens(importance, self.kept(tokens) / tokens), KEPT, GONE)
 
     def parts(self, tokens: int) -> list[tuple[int, int]]:
         """Nothing is coded."""
         return []
 
-    def storage(self, quantizer: Quantizer | None, head_dim: int, heads: int = 1) -> Storage:
-        """Cost per value of the unpruned cache: at keep=0.25, 4 bits."""
-        return mix([(self.keep, FULL_PRECISION), (1 - self.keep, DELETED)])
+    def storage(self, coded: Storage = FULL_PRECISION, head_dim: int = 0, heads: int = 1) -> Storage:
+        """Cost per value of the unpruned cache where what stays costs ``coded``: at keep=0.25, 4 bits."""
+        return mix([(self.keep, coded), (1 - self.keep, DELETED)])
 
 
 def _by(metric_label: str, scope: str) -> str:

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from semkv_bench.errors import UsageError
 from semkv_bench.grid.cost import SIDES, Cost, LayerShape, Price, SideShape, Stored, Tokens, cost
@@ -15,7 +15,10 @@ from semkv_bench.quantizers import Quantizer
 from semkv_bench.quantizers.base import pair_label
 from semkv_bench.settings.allocation import Allocation, Prune, TwoLevel, Uniform
 
-__all__ = ["FULL", "Coded", "GridOnly", "Pruned", "Setting", "TwoLevelMixes", "uniform_settings"]
+if TYPE_CHECKING:
+    from semkv_bench.settings.eviction import Evict
+
+__all__ = ["FULL", "Coded", "GridOnly", "Pruned", "Setting", "TwoLevelMixes", "listed", "uniform_settings"]
 
 
 @dataclass(frozen=True)
@@ -49,27 +52,29 @@ class Coded:
 
 @dataclass(frozen=True)
 class Setting:
-    """One way to store the cache. ``keys`` or ``values`` that are None stay in 16 bits."""
+    """One way to store the cache. ``keys`` or ``values`` that are None stay in 16 bits.
+
+    prune: what is deleted; what stays is stored as ``keys`` and ``values`` say.
+    """
 
     name: str
     kind: str
     quantizer: str | None = None
     keys: Coded | None = None
     values: Coded | None = None
-    prune: Prune | None = None
+    prune: "Prune | Evict | None" = None
 
     def storage(self, head_dim: int, heads: int = 1) -> Storage:
         """Price of a coded value at ``head_dim`` values a vector; what a cache costs is ``cost``.
 
         An engine's own setting overrides this.
         """
-        if self.prune is not None:
-            return self.prune.storage(None, head_dim)
         sides = [
             FULL_PRECISION if side is None else side.storage(head_dim, heads)
             for side in (self.keys, self.values)
         ]
-        return mix([(1, side) for side in sides])
+        coded = mix([(1, side) for side in sides])
+        return coded if self.prune is None else self.prune.storage(coded)
 
     def storage_in(self, cache: Sequence[LayerShape | None]) -> Storage:
         """Price of a coded value, averaged over all that is coded in a cache of these layers."""
@@ -82,10 +87,11 @@ class Setting:
         return mix((count, self._side_storage(*at)) for at, count in values.items())
 
     def _side_storage(self, side: str, shape: SideShape) -> Storage:
-        if self.prune is not None or self._own_format:
+        if self._own_format:
             return self.storage(shape.head_dim)
         coded = getattr(self, side)
-        return FULL_PRECISION if coded is None else coded.storage(shape.head_dim, shape.heads)
+        stays = FULL_PRECISION if coded is None else coded.storage(shape.head_dim, shape.heads)
+        return stays if self.prune is None else self.prune.storage(stays)
 
     def price(self, layer: int, side: str, layers: int | None) -> Price | None:
         """How ``keys`` or ``values`` of one of ``layers`` layers are coded (None: as the grid says); None: not."""
@@ -114,13 +120,26 @@ class Setting:
     def cost(self, stored: Stored) -> Cost:
         """What a cache costs that holds ``stored``."""
         layers = 1 + max((layer for part in stored.sides for layer in part.layers), default=0)
-        return cost(partial(self.price, layers=layers), stored)
+        found = cost(partial(self.price, layers=layers), stored)
+        if self.prune is None or not self.prune.uneven:
+            return found
+        # Where heads differ, each layer says where the tokens of each of its heads begin; keys and values share it.
+        index = [
+            _INDEX_BITS * (part.shape.heads + 1) * len(part.layers)
+            for part in stored.sides
+            if part.side == "keys" and part.tokens.deleted
+        ]
+        return replace(found, key_bits=found.key_bits + sum(index))
 
     def stored(self, tokens: int) -> tuple[Tokens, Tokens]:
         """How keys and values of ``tokens`` tokens are held that are stored at once, as a prompt is."""
         if self.prune is not None:
             kept = self.prune.kept(tokens)
-            return (Tokens(kept=kept, deleted=tokens - kept),) * 2
+            held = (
+                Tokens.of([kept]) if side is not None else Tokens(kept=kept)
+                for side in (self.keys, self.values)
+            )
+            return tuple(replace(side, deleted=tokens - kept) for side in held)
         sides = ((name, getattr(self, name)) for name in SIDES)
         return tuple(
             side.quantizer.stored(tokens)
@@ -202,11 +221,13 @@ class Setting:
         if self.kind == "uniform":
             counts = [side and side.allocation.grid_point for side in (self.keys, self.values)]
             found["levels"] = counts[0] if counts[0] == counts[1] else dict(zip(SIDES, counts, strict=True))
+        if self.prune is not None and sides:
+            found["levels"] = sides[0].allocation.grid_point
         ranked = next((side.allocation for side in sides if side.allocation.metric is not None), self.prune)
         if ranked is not None:
             named = ("high", "low", "fraction", "keep", "metric", "scope")
             found |= {name: getattr(ranked, name) for name in named if hasattr(ranked, name)}
-            metrics = [side.allocation.metric for side in sides]
+            metrics = [side.allocation.metric for side in sides] if self.prune is None else []
             if len(set(metrics)) > 1:
                 found["metric"] = dict(zip(SIDES, metrics, strict=True))
         return found
@@ -219,6 +240,12 @@ class Setting:
         return {allocation.metric for allocation in allocations if allocation.metric is not None}
 
     @property
+    def scored(self) -> dict[str, set[str]]:
+        """The same by whether the question is in sight of the metric, ``seen`` or ``unseen``."""
+        question = getattr(self.prune, "question", "seen")
+        return {each: self.metrics if each == question else set() for each in ("seen", "unseen")}
+
+    @property
     def seeded(self) -> bool:
         """Does the seed change what is stored (random rotation, random importance)?"""
         sides = [side for side in (self.keys, self.values) if side is not None]
@@ -228,6 +255,8 @@ class Setting:
 
 
 FULL = Setting(name="full", kind="full")
+
+_INDEX_BITS = 32
 
 _DESCRIBED = ("kind", "family", "levels", "high", "low", "fraction", "keep", "metric", "scope", "options")
 
@@ -308,7 +337,7 @@ class TwoLevelMixes:
         label = pair_label(keys, values)
         made = []
         for metric, scope, high, low, fraction in itertools.product(
-            *map(_listed, (self.metric, self.scope, self.high, self.low, self.fraction))
+            *map(listed, (self.metric, self.scope, self.high, self.low, self.fraction))
         ):
             mixed = TwoLevel(high, low, fraction, metric, scope)
             for_values = mixed if self.value_metric is None else replace(mixed, metric=self.value_metric)
@@ -328,13 +357,14 @@ class Pruned:
     def settings(self, keys: Quantizer, values: Quantizer) -> list[Setting]:
         """One pruned setting per combination; nothing is quantized."""
         made = []
-        for metric, scope, keep in itertools.product(*map(_listed, (self.metric, self.scope, self.keep))):
+        for metric, scope, keep in itertools.product(*map(listed, (self.metric, self.scope, self.keep))):
             prune = Prune(keep, metric, scope)
             made.append(Setting(f"prune@{prune.label}", prune.kind, prune=prune))
         return made
 
 
-def _listed(value: Any) -> list[Any]:
+def listed(value: Any) -> list[Any]:
+    """The entries of an option that may be a list."""
     listed = list(value) if isinstance(value, list | tuple) else [value]
     if not listed:
         raise UsageError("an empty list in allocation leaves no setting; give at least one value")

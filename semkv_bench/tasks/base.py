@@ -49,7 +49,8 @@ class Example:
     they and EOS are suppressed before ``min_new_tokens`` new tokens. ``depths`` are the places of the
     needles asked for, 0 at the start of the haystack and 1 at its end. ``cluster`` is equal for the examples
     of a task that share a document, whose scores are no evidence apart; empty: the example stands alone.
-    ``question`` is what is asked, in words, for people who look at an example.
+    ``question`` is what is asked, in words, for people who look at an example. ``context_tokens``: tokens before it,
+    where a setting scores them alone.
     """
 
     task: str
@@ -68,6 +69,7 @@ class Example:
     follow_ups: tuple[FollowUp, ...] = ()
     cluster: str = ""
     question: str = ""
+    context_tokens: int | None = None
 
     @property
     def unit(self) -> tuple[str, str, int]:

@@ -1,0 +1,95 @@
+"""Attention from the end of the prompt, pooled over neighbours."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from semkv_bench.errors import UsageError
+from semkv_bench.importance.heads import HeadAttentionMetric, lifted, whole_number
+
+__all__ = ["SnapKV", "WindowMetric"]
+
+_WINDOW, _KERNEL = 64, 5
+
+
+@dataclass(frozen=True)
+class WindowMetric(HeadAttentionMetric):
+    """A score from the attention of the last ``window`` tokens, pooled over ``kernel`` neighbours; they always stay.
+
+    pooling: ``avg`` or ``max``, in every query head; the heads that share keys are averaged. ``snapkv-32``,
+    ``snapkv-32-7`` and ``snapkv-32-7-max`` name window, kernel and pooling; 64, 5 and avg are the defaults.
+    """
+
+    window: int = _WINDOW
+    kernel: int = _KERNEL
+    pooling: str = "avg"
+
+    def __post_init__(self) -> None:
+        whole_number(self.name, "window", self.window)
+        whole_number(self.name, "kernel", self.kernel)
+        if self.kernel % 2 == 0:
+            raise UsageError(f"{self.name}'s kernel={self.kernel} must be odd")
+        if self.pooling not in ("avg", "max"):
+            raise UsageError(f"{self.name}'s pooling={self.pooling} must be avg or max")
+
+    @property
+    def label(self) -> str:
+        """See ``Metric``."""
+        options = [self.window, self.kernel, self.pooling]
+        for default in ("avg", _KERNEL, _WINDOW):
+            if options[-1] != default:
+                break
+            options.pop()
+        return "-".join(map(str, [self.name, *options]))
+
+    @classmethod
+    def with_option(cls, option: str) -> "WindowMetric":
+        """See ``Metric``; the options are window, kernel and pooling."""
+        window, _, rest = option.partition("-")
+        kernel, _, pooling = rest.partition("-")
+        kernel, pooling = kernel or str(_KERNEL), pooling or "avg"
+        if not (window.isdecimal() and kernel.isdecimal()):
+            raise UsageError(
+                f"importance metric {cls.name}-{option}: write window, kernel and pooling as in {cls.name}-32-7-max"
+            )
+        return cls(int(window), int(kernel), pooling)
+
+    @property
+    def least_tokens(self) -> int:
+        """See ``Metric``."""
+        return self.window + 1
+
+    def always_kept(self, tokens: int, count: int) -> Tensor:
+        """See ``Metric``."""
+        return torch.arange(tokens) >= tokens - self.window
+
+    def first_query(self, tokens: int) -> int:
+        """See ``HeadAttentionMetric``."""
+        return max(0, tokens - self.window)
+
+    def score(self, sums: Tensor, squares: Tensor, kv_heads: int) -> Tensor:
+        """See ``HeadAttentionMetric``."""
+        tokens = sums.shape[-1]
+        if tokens < self.least_tokens:
+            raise UsageError(
+                f"{self.label} says nothing of {tokens} tokens, which all lie in its window; use {self.name}-N"
+            )
+        before = tokens - self.window
+        wanted = self.of_window(sums[:, :before] / self.window, squares[:, :before] / self.window)
+        pool = nn.functional.avg_pool1d if self.pooling == "avg" else nn.functional.max_pool1d
+        pooled = pool(wanted[None], self.kernel, stride=1, padding=self.kernel // 2)[0]
+        shared = pooled.unflatten(0, (kv_heads, -1)).mean(1)
+        scores = nn.functional.pad(shared, (0, self.window))
+        return lifted(scores, self.always_kept(tokens, 0).to(scores.device))
+
+    def of_window(self, mean: Tensor, mean_square: Tensor) -> Tensor:
+        """Mean over the window of weights, and of their squares -> scores; all [query heads, tokens before it]."""
+        return mean
+
+
+@dataclass(frozen=True)
+class SnapKV(WindowMetric):
+    """Mean attention from the window (Li et al., 2024, arXiv 2404.14469)."""
+
+    name = "snapkv"

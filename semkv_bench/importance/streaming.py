@@ -1,0 +1,46 @@
+"""Attention sinks and the newest tokens."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from semkv_bench.errors import UsageError
+from semkv_bench.importance.heads import HeadCacheMetric, lifted, whole_number
+
+__all__ = ["Streaming"]
+
+
+@dataclass(frozen=True)
+class Streaming(HeadCacheMetric):
+    """The first ``sinks`` tokens, then the newest (StreamingLLM; Xiao et al., 2023, arXiv 2309.17453).
+
+    Tokens keep their positions, which the paper numbers anew. ``streaming-8`` names eight sinks; 4 is the default.
+    """
+
+    name = "streaming"
+    sinks: int = 4
+
+    def __post_init__(self) -> None:
+        whole_number(self.name, "sinks", self.sinks, least=0)
+
+    @property
+    def label(self) -> str:
+        """See ``Metric``."""
+        return self.name if self.sinks == 4 else f"{self.name}-{self.sinks}"
+
+    @classmethod
+    def with_option(cls, option: str) -> "Streaming":
+        """See ``Metric``; the option is the number of sinks."""
+        if not option.isdecimal():
+            raise UsageError(f"importance metric {cls.name}-{option}: write the sinks as in {cls.name}-8")
+        return cls(int(option))
+
+    def always_kept(self, tokens: int, count: int) -> Tensor:
+        """See ``Metric``."""
+        return torch.arange(tokens) < self.sinks
+
+    def score(self, keys: Tensor, values: Tensor, seed: int) -> Tensor:
+        """See ``HeadCacheMetric``."""
+        positions = torch.arange(keys.shape[1], dtype=torch.float32).expand(len(keys), -1)
+        return lifted(positions, self.always_kept(keys.shape[1], 0))

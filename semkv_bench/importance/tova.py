@@ -1,0 +1,34 @@
+"""Attention from the last token."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from semkv_bench.importance.heads import HeadAttentionMetric, lifted
+
+__all__ = ["Tova"]
+
+
+@dataclass(frozen=True)
+class Tova(HeadAttentionMetric):
+    """Attention from the last token, averaged over all heads of a layer (Oren et al., 2024, arXiv 2401.06104).
+
+    All heads of a layer keep the same tokens, the last one always. Taken at the end of the prompt; the paper evicts
+    step by step.
+    """
+
+    name = "tova"
+
+    def always_kept(self, tokens: int, count: int) -> Tensor:
+        """See ``Metric``."""
+        return torch.arange(tokens) == tokens - 1
+
+    def first_query(self, tokens: int) -> int:
+        """See ``HeadAttentionMetric``."""
+        return tokens - 1
+
+    def score(self, sums: Tensor, squares: Tensor, kv_heads: int) -> Tensor:
+        """See ``HeadAttentionMetric``."""
+        scores = sums.mean(0).expand(kv_heads, -1)
+        return lifted(scores, self.always_kept(scores.shape[-1], 0).to(scores.device))
