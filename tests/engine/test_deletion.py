@@ -15,6 +15,7 @@ from semkv_bench.engine.prefill import prefill
 from semkv_bench.engine.rows import RowCache
 from semkv_bench.protocols.rule import PREFILL, Blocks
 from semkv_bench.quantizers import Affine
+from semkv_bench.settings import Evictions
 from semkv_bench.settings.setting import FULL, Pruned
 
 LENGTH, KEPT = 40, 25
@@ -90,6 +91,70 @@ def test_pruned_rows_share_one_batch_with_all_others(tiny_llama, rule):
             assert mine.stored == other.stored
             assert (mine.kl is None) == (other.kl is None)
             assert mine.kl is None or mine.kl == pytest.approx(other.kl, rel=0.01, abs=1e-6)
+
+
+def _evicted(labels, budgets, levels=None):
+    options = {"keep": [0.5, 0.25], "question": ["seen", "unseen"], "levels": levels}
+    return Evictions(labels, budgets, **options).settings(Affine(), Affine())
+
+
+def test_evicted_rows_answer_alike_alone_and_together_and_full_does_not_move(tiny_llama):
+    settings = [FULL, *_evicted(["snapkv-4", "surprisal"], ["adakv", "pyramid", "global"], [None, 16])]
+    request = some_request(new=5, context=30)
+    together = Engine(tiny_llama).run(request, settings)
+    alone = Engine(tiny_llama, EngineOptions(max_rows=1)).run(request, settings)
+    assert together[0].kl == 0 and {outcome.batch_rows for outcome in together} == {len(settings)}
+    for mine, other in zip(together, alone, strict=True):
+        assert mine.tokens == other.tokens and mine.stored == other.stored, mine.setting.name
+        assert mine.kl == pytest.approx(other.kl, rel=0.01, abs=1e-6)
+
+
+@torch.inference_mode()
+def test_an_evicted_row_is_a_gathered_cache_at_the_positions_it_had(tiny_llama):
+    """Each head of each layer attends to its own tokens, which a plain cache of these shows too."""
+    (setting,) = Evictions("h2o_mean", "head", 0.25).settings(Affine(), Affine())
+    request = some_request(length=41, reference_ids=[5], new=1)
+    answered = Engine(tiny_llama).answer(request, [FULL, setting])
+    scores = answered.prefilled.scores["h2o_mean"]
+    cache = DynamicCache(config=tiny_llama.model.config)
+    asked = {"use_cache": True, tiny_llama.cache_keyword: cache}
+    tiny_llama.model(torch.tensor([request.input_ids[:-1]]), **asked)
+    full = tiny_llama.model(torch.tensor([request.input_ids]), use_cache=False).logits[0, -1]
+    for layer, own in zip(cache.layers, scores, strict=True):
+        kept = own.topk(10).indices.sort().values[None, :, :, None].expand(-1, -1, -1, 16)
+        layer.keys, layer.values = layer.keys.gather(2, kept), layer.values.gather(2, kept)
+    last = {"position_ids": torch.tensor([[40]]), **asked}
+    gone = tiny_llama.model(torch.tensor([request.input_ids[-1:]]), **last).logits[0, -1]
+    divergence = torch.nn.functional.kl_div(
+        gone.log_softmax(-1), full.log_softmax(-1), log_target=True, reduction="sum"
+    )
+    assert answered.turns[0][1].kl == pytest.approx(divergence.item(), rel=1e-3)
+    assert divergence > 1e-3
+
+
+def test_what_is_kept_is_counted_and_priced(tiny_llama):
+    """Bits come from the measured share: the question that was not scored stays, and counts."""
+    seen, unseen = _evicted("key_norm", "head")[::2]
+    both = _evicted("key_norm", "head", 16)[2]
+    engine, request = Engine(tiny_llama), some_request(length=41, new=4, context=30)
+    for setting, kept in ((seen, 20), (unseen, 15 + 10)):
+        outcome = engine.run(request, [FULL, setting])[1]
+        held = outcome.stored.sides[0].tokens
+        assert held.deleted == 40 - kept and held.kept == held.total - held.deleted
+        assert setting.cost(outcome.stored).cache_bits == pytest.approx(16 * held.kept / held.total)
+    outcome = engine.run(request, [FULL, both])[1]
+    held = outcome.stored.sides[0].tokens
+    assert held.coded_tokens == 25 and held.deleted == 15 and held.kept == held.total - 40
+    price = Affine().storage(16, 16).effective_bits
+    assert both.cost(outcome.stored).cache_bits == pytest.approx((25 * price + 16 * held.kept) / held.total)
+    assert outcome.reads > 0
+
+
+def test_uneven_heads_are_counted_as_a_mean(tiny_llama):
+    for setting in _evicted(["snapkv-4"], ["adakv", "global", "pyramid"]):
+        outcome = Engine(tiny_llama).run(some_request(new=3, context=39), [FULL, setting])[1]
+        kept = round(setting.prune.keep * 39)
+        assert outcome.stored.sides[0].tokens.deleted == pytest.approx(39 - kept, abs=0.5)
 
 
 def test_full_does_not_move_where_others_are_pruned(tiny_llama):

@@ -1,0 +1,117 @@
+"""Scores by layer and head: against plain formulas, fixed numbers, other chunks, and beside other observers."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from semkv_bench.errors import UsageError
+from semkv_bench.importance import metric, observe
+from semkv_bench.importance.sources import watch_attention
+
+HEADS = [
+    "cake-8",
+    "h2o",
+    "h2o_mean",
+    "keydiff",
+    "knorm",
+    "lagkv-8",
+    "random_head",
+    "snapkv-8",
+    "streaming",
+    "tova",
+]
+GOLDEN = Path(__file__).parent / "head_scores.json"
+
+
+@torch.inference_mode()
+def _attention(loaded, ids):
+    """Weights [layers, kv_heads, group, queries, keys] and post-rotary keys [layers, kv_heads, tokens, head_dim]."""
+    weights, keys = [], []
+
+    def hear(layer, call):
+        group = call.queries.shape[0] // call.keys.shape[0]
+        scores = (
+            call.queries.unflatten(0, (-1, group)) @ call.keys.unsqueeze(1).transpose(2, 3) * call.scaling
+        )
+        later = torch.ones(len(ids), len(ids), dtype=torch.bool).triu(1)
+        weights.append(scores.masked_fill(later, -torch.inf).softmax(-1))
+        keys.append(call.keys.clone())
+
+    with watch_attention(loaded, hear):
+        loaded.decoder(input_ids=torch.tensor([ids]), use_cache=False)
+    return torch.stack(weights), torch.stack(keys)
+
+
+def test_attention_scores_are_their_formulas(tiny_llama, prompt, scored):
+    weights, keys = _attention(tiny_llama, prompt)
+    found = scored(
+        tiny_llama, ["snapkv-8", "snapkv-8-3-max", "h2o", "h2o_mean", "tova", "cake-8", "knorm"], prompt
+    )
+    near = {"atol": 1e-5, "rtol": 1e-4}
+    window = weights[..., -8:, :-8]
+    padded = torch.nn.functional.pad(window.mean(-2), (2, 2))
+    pooled = padded.unfold(-1, 5, 1).mean(-1).mean(2)
+    torch.testing.assert_close(found["snapkv-8"][..., :-8], pooled, **near)
+    most = torch.nn.functional.pad(window.mean(-2), (1, 1)).unfold(-1, 3, 1).amax(-1).mean(2)
+    torch.testing.assert_close(found["snapkv-8-3-max"][..., :-8], most, **near)
+    shifting = torch.nn.functional.pad(window.mean(-2) + 200 * window.var(-2, correction=0), (2, 2))
+    torch.testing.assert_close(
+        found["cake-8"][..., :-8], shifting.unfold(-1, 5, 1).mean(-1).mean(2), atol=1e-3, rtol=1e-3
+    )
+    received = weights.sum(-2).mean(2)
+    torch.testing.assert_close(found["h2o"], received, **near)
+    torch.testing.assert_close(found["h2o_mean"], received / torch.arange(60, 0, -1), **near)
+    last = weights[..., -1, :-1].mean((1, 2))
+    torch.testing.assert_close(found["tova"][..., :-1], last[:, None].expand(-1, 2, -1), **near)
+    torch.testing.assert_close(found["knorm"], -keys.norm(dim=-1), **near)
+    # What must stay leads.
+    assert (found["snapkv-8"][..., -8:].amin(-1) > found["snapkv-8"][..., :-8].amax(-1)).all()
+
+
+def test_scores_have_a_head_each_and_do_not_depend_on_chunks(tiny_llama, prompt, scored):
+    whole, cut = scored(tiny_llama, HEADS, prompt), scored(tiny_llama, HEADS, prompt, chunk=7)
+    for name in HEADS:
+        assert whole[name].shape == (3, 2, 60) and whole[name].isfinite().all()
+        torch.testing.assert_close(whole[name], cut[name], atol=1e-4, rtol=1e-3)
+
+
+def test_scores_are_the_numbers_that_they_were(tiny_llama, prompt, scored):
+    """Taken when all scores equalled those of kvpress 0.5.5 on the same prompts."""
+    golden = json.loads(GOLDEN.read_text())
+    found = scored(tiny_llama, list(golden), prompt)
+    for name, values in golden.items():
+        torch.testing.assert_close(found[name][1, 1, ::7], torch.tensor(values), atol=1e-4, rtol=1e-3)
+
+
+def test_a_context_is_scored_without_what_follows(tiny_llama, prompt, scored):
+    """Two observers of one prefill; the second sees what a prompt that ends there would show."""
+    alone = scored(tiny_llama, HEADS, prompt[:41])
+    with observe(tiny_llama, HEADS, tokens=60) as whole, observe(tiny_llama, HEADS, tokens=41) as context:
+        tiny_llama.decoder(input_ids=torch.tensor([prompt]), use_cache=False)
+    for name in HEADS:
+        torch.testing.assert_close(context.scores()[name], alone[name], atol=1e-4, rtol=1e-3)
+        assert whole.scores()[name].shape[-1] == 60
+
+
+def test_chance_differs_by_layer_head_seed_and_prompt(tiny_llama, prompt, scored):
+    first = scored(tiny_llama, ["random_head"], prompt)["random_head"]
+    assert len(first.flatten(0, 1).unique(dim=0)) == 6
+    assert torch.equal(first, scored(tiny_llama, ["random_head"], prompt)["random_head"])
+    assert not torch.equal(first, scored(tiny_llama, ["random_head"], prompt, seed=1)["random_head"])
+    assert not torch.equal(first, scored(tiny_llama, ["random_head"], prompt[::-1])["random_head"])
+
+
+@pytest.mark.parametrize("label", ["snapkv-60", "lagkv-29"])
+def test_a_prompt_that_says_nothing_is_refused(tiny_llama, prompt, scored, label):
+    assert metric(label).least_tokens > 60
+    with pytest.raises(UsageError, match="says nothing of 60 tokens"):
+        scored(tiny_llama, [label], prompt)
+
+
+@pytest.mark.parametrize(
+    "label", ["snapkv", "snapkv-16", "cake-8-7", "snapkv-64-5-max", "lagkv-32", "streaming-0"]
+)
+def test_labels_read_back(label):
+    assert metric(label).label == label
