@@ -11,7 +11,7 @@ from matplotlib.patches import Patch
 from rich.console import Console
 
 from semkv_bench import __version__
-from semkv_bench.report.access import reference_row
+from semkv_bench.report.access import reference_row, tested_settings
 from semkv_bench.report.axes import FIGURE_SIZE, PALETTE, Drawn, drawing, png_bytes, settle, svg_text
 from semkv_bench.report.document import json_bytes, render
 from semkv_bench.report.files import write_all
@@ -21,17 +21,21 @@ from semkv_bench.report.formatting import (
     clean,
     cliff_text,
     count,
+    divergence,
     effective_text,
     fixed,
     join,
     known,
+    percent,
     plural,
     ratio,
     shorten,
+    signed,
+    signed_interval,
 )
-from semkv_bench.report.tables import VERDICT_SIGNS, Column, Table, table_of
+from semkv_bench.report.tables import VERDICT_SIGNS, Column, Table, table_of, with_interval
 from semkv_bench.report.terminal import show_table
-from semkv_bench.stats.result import SCHEMA, Report, plain
+from semkv_bench.stats.result import SCHEMA, Ends, Report, plain
 
 __all__ = ["OverviewRow", "draw_overview", "overview_rows", "show_overview", "write_overview"]
 
@@ -49,6 +53,21 @@ class OverviewPoint:
     effective_bits: float | None
     cache_bits: float | None
     compression: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OverviewSetting:
+    """A setting of a row: what it stores, and its difference from the full precision of its own run."""
+
+    setting: str
+    format: str | None
+    effective_bits: float | None
+    score: float
+    diff: float | None
+    diff_ci: Ends
+    kl: float | None
+    agreement: float | None
+    verdict: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +95,7 @@ class OverviewRow:
     operating_point: OverviewPoint | None
     insensitive: bool
     differs: tuple[str, ...]
+    settings: tuple[OverviewSetting, ...] = ()
 
 
 def overview_rows(reports: list[tuple[str, Report]]) -> list[OverviewRow]:
@@ -128,9 +148,18 @@ def _rows(name: str, report: Report, usual: tuple) -> list[OverviewRow]:
             operating_point=_point(report, quantizer, alone),
             insensitive=any(row.verdict == "insensitive" for row in report.settings),
             differs=differs,
+            settings=_compared(report, quantizer, alone),
         )
         for quantizer, cliff in cliffs.items()
     ]
+
+
+def _compared(report: Report, quantizer: str, alone: bool) -> tuple[OverviewSetting, ...]:
+    rows = [row for row in tested_settings(report) if alone or (row.quantizer or "") == quantizer]
+    names = [each.name for each in fields(OverviewSetting) if each.name != "format"]
+    return tuple(
+        OverviewSetting(format=row.quantizer, **{name: getattr(row, name) for name in names}) for row in rows
+    )
 
 
 def _grid_bits(report: Report, quantizer: str, alone: bool) -> tuple[float, ...]:
@@ -202,6 +231,45 @@ _COLUMNS = (
 )
 
 
+@dataclass(frozen=True)
+class _Shared:
+    format: str
+    row: OverviewRow
+    result: OverviewSetting
+
+
+_SHARED = (
+    Column("format", lambda each: clean(each.format), numeric=False),
+    Column("protocol", lambda each: clean(each.row.protocol or DASH), numeric=False, keep=True),
+    Column("run", lambda each: clean(each.row.run), numeric=False),
+    Column("bits stored", lambda each: fixed(each.result.effective_bits), short="bits"),
+    Column("score", lambda each: fixed(each.result.score), keep=True),
+    Column(
+        "difference [interval]",
+        lambda each: with_interval(signed(each.result.diff), signed_interval(each.result.diff_ci)),
+    ),
+    Column("KL", lambda each: divergence(each.result.kl), optional=True, measured=False),
+    Column("agreement", lambda each: percent(each.result.agreement), optional=True, measured=False),
+    Column("verdict", lambda each: each.result.verdict, numeric=False, keep=True),
+)
+_SIDE_BY_SIDE = "formats under several protocols, each against its own full precision"
+
+
+def _shared(rows: list[OverviewRow]) -> list[_Shared]:
+    """The formats of one model that runs of more than one protocol have: a setting by its name or its quantizer's."""
+    known_names = {result.setting for row in rows for result in row.settings}
+    found = [
+        _Shared(result.format if result.format in known_names else result.setting, row, result)
+        for row in rows
+        for result in row.settings
+    ]
+    protocols: dict[str, set[str | None]] = {}
+    for each in found:
+        protocols.setdefault(each.format, set()).add(each.row.protocol)
+    both = [each for each in found if len(protocols[each.format]) > 1]
+    return sorted(both, key=lambda each: (each.format, each.row.protocol or "", each.row.run))
+
+
 def _by_model(rows: list[OverviewRow]) -> list[tuple[str, list[OverviewRow]]]:
     models = dict.fromkeys(row.model for row in rows)
     return [
@@ -213,7 +281,12 @@ def _by_model(rows: list[OverviewRow]) -> list[tuple[str, list[OverviewRow]]]:
 def _tables(rows: list[OverviewRow]) -> list[tuple[str, Table]]:
     marked = any(row.differs for row in rows)
     columns = tuple(column for column in _COLUMNS if marked or column.title != "comparable")
-    return [(model, table_of(some, columns)) for model, some in _by_model(rows)]
+    tables = []
+    for model, some in _by_model(rows):
+        tables.append((model, table_of(some, columns)))
+        if shared := _shared(some):
+            tables.append((f"{model}: {_SIDE_BY_SIDE}", table_of(shared, _SHARED)))
+    return tables
 
 
 def _words(rows: list[OverviewRow]) -> tuple[str, str]:

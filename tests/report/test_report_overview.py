@@ -9,7 +9,7 @@ from rich.console import Console
 from typed import overview_rows
 
 from semkv_bench.cli import main
-from semkv_bench.report import figures
+from semkv_bench.report import figures, overview
 from semkv_bench.report.command import portable
 from semkv_bench.report.document import json_bytes
 from semkv_bench.report.overview import draw_overview, show_overview, write_overview
@@ -169,3 +169,35 @@ def test_a_written_report_carries_no_place_of_this_machine(frame, tmp_path, monk
     for name in ("report.md", "report.html", "report.json"):
         assert str(tmp_path) not in (elsewhere / "r" / name).read_text(encoding="utf-8")
     assert "scores.csv" in (elsewhere / "r" / "report.md").read_text(encoding="utf-8")
+
+
+def test_simulation_and_engine_stand_side_by_side(report):
+    """Formats that both have, whatever their place in the names; each keeps its own numbers."""
+    ours, engine = copy.deepcopy(report), copy.deepcopy(report)
+    ours["settings"][2] |= {
+        "setting": "q8_0-L256",
+        "quantizer": "q8_0",
+        "diff": -0.01,
+        "diff_ci": [-0.03, 0.01],
+    }
+    engine["protocol"] = "engine"
+    engine["settings"][2] |= {
+        "setting": "q8_0",
+        "quantizer": "llama.cpp",
+        "diff": -0.02,
+        "diff_ci": [-0.05, 0.0],
+    }
+    engine["settings"][2]["agreement"] = 0.91
+    for row in engine["settings"][3:]:
+        row["setting"] = f"engine-{row['setting']}"
+    rows = overview_rows([("ours", ours), ("llamacpp", engine)])
+    assert [(row.protocol, row.run) for row in rows] == [("engine", "llamacpp"), ("prefill", "ours")]
+    shared = dict(overview._tables(rows))[f"{report['model']}: {overview._SIDE_BY_SIDE}"]
+    assert {row[0] for row in shared.rows} == {"affine-L16", "q8_0"}
+    cells = [dict(zip(shared.titles, row, strict=True)) for row in shared.rows if row[0] == "q8_0"]
+    assert [(cell["protocol"], cell["difference [interval]"], cell["agreement"]) for cell in cells] == [
+        ("engine", "-0.020 [-0.050, 0.000]", "91.0%"),
+        ("prefill", "-0.010 [-0.030, +0.010]", "–"),
+    ]
+    assert "side by side, never pooled" in overview._words(rows)[0]
+    assert not overview._shared(overview_rows([("ours", ours), ("again", ours)]))
