@@ -1,7 +1,8 @@
 """Coding the rows of a sweep: the prompt for all settings at once, later blocks row by row."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -128,6 +129,43 @@ class RowCoding:
             )
             for row in rows
         }
+
+    @contextmanager
+    def on_arrival(self, tokens: int) -> Iterator[None]:
+        """While this lasts, one call of ``tokens`` tokens to empty rows codes them before attention sees them.
+
+        They are coded as a prompt of so many tokens is, each row from its own 16-bit values.
+        """
+        self._prompt = tokens
+        for number, row in enumerate(self.rows.rows):
+            spans = [self._window(self._setting(number), side).coded(tokens) for side in range(2)]
+            row.settled = (spans[0].stop, spans[1].stop)
+            row.pieces = tuple((len(span),) if span else () for span in spans)
+        layers = {index: layer for index, layer in self.rows.attending.items() if index in self.places}
+        for index, layer in layers.items():
+            layer.arrived = partial(self._code_arrived, index, layer)
+        try:
+            yield
+        finally:
+            for layer in layers.values():
+                layer.arrived = None
+
+    def _code_arrived(self, index: int, layer: RowLayer) -> None:
+        for row in range(layer.rows):
+            setting = self._setting(row)
+            for side in range(2):
+                coded, span = (
+                    self._side(setting, index, side),
+                    self._window(setting, side).coded(self._prompt),
+                )
+                if coded is None or not span:
+                    continue
+                coder = self._coder(coded.quantizer, index, side, layer.keys)
+                coder.prepare(layer.part(row, slice(0, self._prompt))[side].clone())
+                view = layer.part(row, slice(span.start, span.stop))[side]
+                levels = coded.allocation.levels(len(span), None).expand(len(span))
+                with _named(index, side):
+                    view.copy_(coder.quantize_dequantize(view[None], levels[None].to(view.device))[0])
 
     @property
     def noted(self) -> list[str]:

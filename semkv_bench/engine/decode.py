@@ -170,7 +170,7 @@ def _ask(
     said = verified(behind, forced, turn, choose, batch.how.uneven)
     begun = [end + one.fed for end, one in zip(ends, said, strict=True)]
     if forced:
-        comparison = Comparison(batch.references.get(outcomes[0].turn), outcomes, batch.how.rule)
+        comparison = Comparison(batch.references.get(outcomes[0].turn), outcomes, batch.how.rule, forced)
         comparison.add(behind[:, : len(forced)], rows.rows)
         if along + 1 < len(forced):
             undo = coding.mark(begun)

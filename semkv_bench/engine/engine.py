@@ -13,6 +13,7 @@ from semkv_bench.engine.options import EngineOptions
 from semkv_bench.engine.outcome import Outcome, Request, Turn
 from semkv_bench.engine.prefill import Prefilled, prefill
 from semkv_bench.engine.rows import RowCache
+from semkv_bench.engine.through import read_through
 from semkv_bench.engine.uneven import takes_uneven_rows
 from semkv_bench.errors import SemkvError
 from semkv_bench.models.device import memory_total
@@ -88,6 +89,23 @@ class Engine:
 
         by_setting = in_batches(settings, self._rows_that_fit(request, how), run, self._forget_rows)
         return Answered([list(turn) for turn in zip(*by_setting, strict=True)], prefilled, references)
+
+    def read_through(
+        self, request: Request, settings: Sequence[Setting], references: dict[int, Tensor]
+    ) -> list[list[Outcome]]:
+        """Outcomes of the one turn, in the order of ``settings``; see ``semkv_bench.engine.through``.
+
+        references: log-probabilities of ``full``, which the first call fills in.
+        """
+
+        def run(group: Sequence[Setting]) -> list[list[Outcome]]:
+            if group[0].kind == "full" and len(settings) > 1:
+                references.clear()
+            return read_through(self.loaded, request, group, self.rows, references)
+
+        fit = self._rows_that_fit(request, self._how(PREFILL, True))
+        by_setting = in_batches(settings, fit, run, self._forget_rows)
+        return [list(turn) for turn in zip(*by_setting, strict=True)]
 
     def answer_alone(
         self,

@@ -78,16 +78,21 @@ class Comparison:
     """Gathers KL and agreement of a turn's forced tokens, row by row.
 
     reference: log-probabilities of ``full`` [forced, vocabulary]; None: of the row among these that is ``full``.
+    forced: the tokens themselves.
     """
 
-    def __init__(self, reference: Tensor | None, outcomes: Sequence[Outcome], rule: Blocks):
+    def __init__(
+        self, reference: Tensor | None, outcomes: Sequence[Outcome], rule: Blocks, forced: Sequence[int]
+    ):
         self._known = reference
+        self._forced = torch.tensor(list(forced))
         self._outcomes = outcomes
         self._always = rule.codes_prompt
         self._found: list[Tensor] = []
         self._done = 0
         self._kl: list[list[Tensor]] = [[] for _ in outcomes]
         self._same: list[list[Tensor]] = [[] for _ in outcomes]
+        self._likely: list[list[Tensor]] = [[] for _ in outcomes]
 
     def add(self, logits: Tensor, rows: Sequence[Row]) -> None:
         """The next forced tokens: logits [rows, tokens, vocabulary]."""
@@ -99,19 +104,23 @@ class Comparison:
         reference = self._found[-1] if self._known is None else self._known[here]
         self._done = here.stop
         best = reference.argmax(-1)
+        tokens = self._forced[here].to(log_probs.device)[:, None]
         for row, found in zip(rows, log_probs, strict=True):
             if self._always or any(row.coded):
                 kl = torch.nn.functional.kl_div(found, reference, log_target=True, reduction="none")
                 self._kl[row.index].append(kl.sum(-1).clamp_min(0))
                 self._same[row.index].append((found.argmax(-1) == best).float())
+                self._likely[row.index].append(found.gather(-1, tokens)[:, 0])
 
     def finish(self) -> Tensor:
         """Fill in the outcomes; returns the reference."""
-        for outcome, kl, same in zip(self._outcomes, self._kl, self._same, strict=True):
+        measured = zip(self._outcomes, self._kl, self._same, self._likely, strict=True)
+        for outcome, kl, same, likely in measured:
             if kl:
                 values = torch.cat(kl)
                 outcome.kl, outcome.kl_first = values.mean().item(), values[0].item()
                 outcome.top1_agreement = torch.cat(same).mean().item()
+                outcome.nll = -torch.cat(likely).mean().item()
                 if not math.isfinite(outcome.kl):
                     name = outcome.setting.name
                     raise SemkvError(f"the model gave NaN or infinite logits under setting {name}")

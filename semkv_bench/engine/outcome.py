@@ -53,6 +53,7 @@ class Outcome:
     kl_first the same for its first token; top1_agreement: share of those tokens where both rank the
     same token first. Where only generated tokens are coded, tokens before the first coded block are left out,
     and all three are None if the answer ends with it. The forced answer is coded by the same rule as a generated one.
+    nll: mean negative log-likelihood of the same tokens, in nats.
     reads: how often attention was handed quantized layers; coded_share: share of the tokens given to the model
     by the end of the answer that are stored as the setting says. batch_rows: settings that were decoded together.
     context: tokens before the answer. stored: what the cache holds at the end of the answer.
@@ -64,6 +65,7 @@ class Outcome:
     kl: float | None = None
     kl_first: float | None = None
     top1_agreement: float | None = None
+    nll: float | None = None
     reads: int | None = None
     batch_rows: int | None = None
     turn: int = 0

@@ -1,6 +1,6 @@
 """Caches that transformers models accept: preallocated rows, one row per setting of the same prompt."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from operator import lt
 from typing import Any
@@ -103,6 +103,9 @@ class RowLayer(CacheLayerMixin):
         self.rows = 0
         self.capacity = 0
         self.book: list[Row] = []
+        self.arrived: Callable[[], None] | None = (
+            None  # called when tokens came, before attention is given them
+        )
         self._unseen: torch.Tensor | None = None  # bool [rows, heads, capacity]
 
     @property
@@ -183,6 +186,8 @@ class RowLayer(CacheLayerMixin):
         if not self.is_sliding:
             for row in self.book[: self.rows]:
                 row.reads += any(row.pieces)
+        if self.arrived is not None:
+            self.arrived()
         return self.stored()
 
     def rewind(self, lengths: Sequence[int]) -> None:

@@ -4,10 +4,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from torch import Tensor
+
 from semkv_bench.engine.backend import Answers, Backend, Session
 from semkv_bench.engine.engine import Engine
 from semkv_bench.engine.options import EngineOptions
-from semkv_bench.engine.outcome import Outcome, request_of
+from semkv_bench.engine.outcome import Outcome, Request, request_of
 from semkv_bench.errors import UsageError
 from semkv_bench.kernels import backend
 from semkv_bench.kernels.numerics import Saturation
@@ -113,6 +115,9 @@ class TransformersSession(Session):
         rule, own = protocol.rule, protocol.own_history
         for example, once_more in zip(examples, alone, strict=True):
             request = request_of(example, self.loaded.eos_ids)
+            if protocol.one_pass:
+                yield self._read_through(request, settings, once_more)
+                continue
             answered = self.engine.answer(request, settings, rule, own)
             single = None
             if once_more:
@@ -121,6 +126,12 @@ class TransformersSession(Session):
                 [[self._read(outcome) for outcome in turn] for turn in answered.turns],
                 None if single is None else [self._read(outcome) for outcome in single],
             )
+
+    def _read_through(self, request: Request, settings: Sequence[Setting], once_more: bool) -> Answers:
+        references: dict[int, Tensor] = {}
+        turns = self.engine.read_through(request, settings, references)
+        single = self.engine.read_through(request, [FULL], references)[0] if once_more else None
+        return Answers(turns, single)
 
     def _read(self, outcome: Outcome) -> Outcome:
         text = self.loaded.tokenizer.decode(outcome.tokens, skip_special_tokens=True)

@@ -118,6 +118,7 @@ def make_plan(config: DictConfig, exclude: Collection[tuple[str, str]] = ()) -> 
         config.max_new_tokens,
     )
     examples = [example for example in examples if (example.task, example.example_id) not in exclude]
+    engine = _with_forced(engine, examples)
     if engine.simulates:
         _check_vocabulary(examples, source)
     forced = forced_limit(engine.teacher_tokens, protocol.rule) if engine.simulates else 0
@@ -237,6 +238,22 @@ def _check_lengths(examples: Sequence[Example], shape: ModelShape, own_history: 
     short = next((example for example in examples if len(example.input_ids) < 2), None)
     if short is not None:
         raise UsageError(f"{short.task} {short.example_id} has a prompt of fewer than two tokens")
+
+
+def _with_forced(engine: Backend, examples: Sequence[Example]) -> Backend:
+    """The engine, forcing as many tokens as the examples are scored by.
+
+    Raises UsageError for an engine that tells no distributions.
+    """
+    longest = max((len(example.target_ids) for example in examples if example.forced), default=0)
+    if not longest:
+        return engine
+    if not engine.simulates:
+        raise UsageError(
+            f"{examples[0].task} is scored by the model's distributions, which engine={engine.name} does not tell; use "
+            "engine=transformers"
+        )
+    return replace(engine, teacher_tokens=max(engine.teacher_tokens, longest))
 
 
 def _check_vocabulary(examples: Sequence[Example], source: PretrainedModel | EmbeddedModel) -> None:

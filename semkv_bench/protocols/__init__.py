@@ -4,5 +4,6 @@ from semkv_bench.protocols.base import Protocol
 from semkv_bench.protocols.generation import Generation
 from semkv_bench.protocols.multiturn import MultiTurn
 from semkv_bench.protocols.prefill import Prefill
+from semkv_bench.protocols.through import Through
 
-__all__ = ["Generation", "MultiTurn", "Prefill", "Protocol"]
+__all__ = ["Generation", "MultiTurn", "Prefill", "Protocol", "Through"]

@@ -31,6 +31,7 @@ class Protocol(ABC):
     """What is quantized, and when; subclasses are frozen dataclasses built by Hydra."""
 
     own_history: bool = True
+    one_pass: bool = False
 
     @property
     @abstractmethod

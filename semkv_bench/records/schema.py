@@ -63,6 +63,7 @@ COLUMNS = (
     "kl",
     "top1_agreement",
     "agreement",
+    "nll",
     "runaway",
     "prediction",
     "new_tokens",
@@ -129,7 +130,7 @@ def normalize(
     _check_clusters(frame, fail)
     for name in ("seed", "turn"):
         frame[name] = _whole(frame, name, fail)
-    for name in (*_BITS, "cache_bits", "score", "kl", "top1_agreement", "agreement"):
+    for name in (*_BITS, "cache_bits", "score", "kl", "top1_agreement", "agreement", "nll"):
         frame[name] = _numbers(frame, name, fail)
     frame["runaway"] = _flags(frame, fail)
     frame["kind"] = _kinds(frame, fail)
@@ -335,6 +336,12 @@ def _check_measures(frame: pd.DataFrame, fail: _Complaint) -> None:
     fail(
         frame["kl"] < -_ROUNDED["kl"],
         lambda i: f"kl {frame['kl'][i]:g} (setting {frame['setting'][i]}) is negative; a divergence never is",
+    )
+    fail(
+        frame["nll"] < 0,
+        lambda i: (
+            f"nll {frame['nll'][i]:g} (setting {frame['setting'][i]}) is negative; a likelihood is at most 1"
+        ),
     )
     fail(frame["turn"] < 0, lambda i: f"turn {frame['turn'][i]} is negative; turns are counted from 0")
 

@@ -59,6 +59,7 @@ class Section:
 def sections(report: Report) -> list[Section]:
     """The sections that ``report`` has numbers for, in reading order."""
     made = (
+        _texts(report),
         _methods(report),
         _residual(report),
         _interpolation(report),
@@ -67,6 +68,45 @@ def sections(report: Report) -> list[Section]:
         _turns(report),
     )
     return [section for section in made if section is not None]
+
+
+_TEXT = (
+    Column("setting", lambda row: clean(row.setting), numeric=False, keep=True),
+    Column(
+        "perplexity [interval]",
+        lambda row: with_interval(fixed(row.perplexity), interval(row.perplexity_ci)),
+        short="perplexity",
+        keep=True,
+    ),
+    Column("times full's [interval]", lambda row: with_interval(fixed(row.ratio), interval(row.ratio_ci))),
+    Column("KL [interval]", lambda row: with_interval(fixed(row.kl), interval(row.kl_ci))),
+    Column(
+        "top-1 agreement [interval]",
+        lambda row: with_interval(fixed(row.top1_agreement), interval(row.top1_agreement_ci)),
+        short="top-1",
+    ),
+    Column("windows", lambda row: str(row.n_windows), detail=True),
+)
+
+
+def _texts(report: Report) -> Section | None:
+    if not report.texts:
+        return None
+    how = (
+        "Every token attended to coded keys and values within one pass"
+        if report.protocol == "through"
+        else "The tokens before were read in full precision, then coded"
+    )
+    return Section(
+        "text",
+        "Perplexity, KL divergence and top-1 agreement",
+        f"{plural(report.texts[0].n_windows, 'window')} of text under protocol {report.protocol}.",
+        note=f"{how}; numbers of another protocol are no comparison. KL is in nats per token, from full precision. "
+        "Intervals are percentile bootstraps over windows, as if windows were independent, which neighbours in a "
+        "text are not quite; each is of a setting by itself. Verdicts are by top-1 agreement alone, of which full "
+        "precision has 1 by definition.",
+        tables=(("", table_of(report.texts, _TEXT)),),
+    )
 
 
 def _methods(report: Report) -> Section | None:

@@ -44,6 +44,7 @@ from semkv_bench.stats.result import (
 from semkv_bench.stats.runaway import exact_mcnemar, paired_counts
 from semkv_bench.stats.sensitivity import reacting_tasks
 from semkv_bench.stats.spending import Look, spent
+from semkv_bench.stats.texts import text_results
 from semkv_bench.stats.turns import recorded_units
 
 __all__ = ["analyze", "chance_level"]
@@ -111,6 +112,7 @@ def analyze(
         sequential=None if look is None else _sequential(look, options),
         noise_floor=_noise_floor(settings),
         warnings=_warnings(whole),
+        texts=text_results(whole, options),
         methods=compared_methods(paired, settings, options, look),
         **comparisons(judged, paired, options, look) | {"n_units_recorded": recorded_units(records)},
     )

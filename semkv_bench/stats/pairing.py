@@ -26,7 +26,7 @@ __all__ = ["PairedScores", "SettingInfo", "cluster_labels", "pair"]
 _OUTCOMES = ("score", "prediction", "runaway", "kl", "top1_agreement", "new_tokens", "prompt_hash")
 _RELATIVE = ("kl", "top1_agreement", "agreement")
 _MOST_NAMED = 3
-_MEASURES = ("score", "runaway", "kl", "top1_agreement", "agreement")
+_MEASURES = ("score", "runaway", "kl", "top1_agreement", "agreement", "nll")
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,7 @@ __all__ = [
     "Sequential",
     "SettingResult",
     "TaskResult",
+    "TextResult",
     "Turn",
     "TurnDrift",
     "TurnResult",
@@ -479,6 +480,23 @@ class RunawayDetector:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TextResult:
+    """A text under one setting: means over windows; ``ratio`` is its perplexity over the reference's."""
+
+    setting: str
+    n_windows: int
+    nll: float | None
+    perplexity: float | None
+    perplexity_ci: Ends
+    ratio: float | None
+    ratio_ci: Ends
+    kl: float | None
+    kl_ci: Ends
+    top1_agreement: float | None
+    top1_agreement_ci: Ends
+
+
+@dataclass(frozen=True, kw_only=True)
 class Report:
     """Everything that is said of one set of records.
 
@@ -518,6 +536,7 @@ class Report:
     batching: Batching | None = None
     warnings: tuple[str, ...] = ()
     methods: Methods | None = None
+    texts: tuple[TextResult, ...] = ()
     interpolation: tuple[Interpolation, ...] = ()
     rankings: tuple[Ranking, ...] = ()
     deletion: tuple[Deletion, ...] = ()

@@ -187,7 +187,7 @@ def _records(plan: Plan, session: Session, example: Example, answers: Answers) -
         ]
         if lone is not None:
             mine[0] |= {
-                "alone_score": plan.task.score(asked, lone.text),
+                "alone_score": plan.task.score_answer(asked, lone),
                 "alone_same_tokens": lone.tokens == outcomes[0].tokens,
                 "alone_kl": lone.kl,
             }
@@ -229,19 +229,22 @@ def _answer(plan: Plan, asked: Example, outcome: Outcome) -> Mapping[str, Any]:
         **asdict(setting.storage_in(plan.shape.cache)),
         **_cache(outcome),
         "coded_share": None if outcome.coded_share is None else round(outcome.coded_share, 6),
-        "score": plan.task.score(asked, outcome.text),
+        "score": plan.task.score_answer(asked, outcome),
         "prediction": outcome.text,
-        **_length(outcome),
+        **_length(asked, outcome),
         "kl": outcome.kl,
         "kl_first": outcome.kl_first,
         "top1_agreement": outcome.top1_agreement,
+        **({"nll": outcome.nll} if asked.forced else {}),
         "quantized_reads": outcome.reads if quantizes or outcome.reads is None else 0,
         "batch_rows": outcome.batch_rows,
     }
 
 
-def _length(outcome: Outcome) -> dict[str, Any]:
+def _length(asked: Example, outcome: Outcome) -> dict[str, Any]:
     """How long the answer is and whether it ran away; without token ids, what its end tells."""
+    if asked.forced:
+        return {"new_tokens": len(asked.target_ids), "runaway": None, "loop": None}
     if outcome.tokens is None:
         return {"new_tokens": None, "runaway": not outcome.ended, "loop": None}
     return {

@@ -7,6 +7,7 @@ from semkv_bench.tasks.longbench_multiturn import LongBenchMultiturn
 from semkv_bench.tasks.longform import Longform
 from semkv_bench.tasks.synthetic import Synthetic
 from semkv_bench.tasks.synthetic_multiturn import SyntheticMultiturn
+from semkv_bench.tasks.text import Text
 
 __all__ = [
     "Example",
@@ -18,4 +19,5 @@ __all__ = [
     "Synthetic",
     "SyntheticMultiturn",
     "Task",
+    "Text",
 ]

@@ -4,11 +4,12 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from semkv_bench.errors import UsageError
 
 __all__ = [
+    "Answer",
     "Example",
     "FollowUp",
     "Task",
@@ -51,6 +52,8 @@ class Example:
     of a task that share a document, whose scores are no evidence apart; empty: the example stands alone.
     ``question`` is what is asked, in words, for people who look at an example. ``context_tokens``: tokens before it,
     where a setting scores them alone.
+    ``forced``: all of ``target_ids`` is
+    forced on the model and scored by what it thinks of it; nothing that it says itself counts.
     """
 
     task: str
@@ -70,6 +73,7 @@ class Example:
     cluster: str = ""
     question: str = ""
     context_tokens: int | None = None
+    forced: bool = False
 
     @property
     def unit(self) -> tuple[str, str, int]:
@@ -98,6 +102,13 @@ class Example:
             depths=later.depths,
             question=later.question,
         )
+
+
+class Answer(Protocol):
+    """What a score may hang on: the answer's text, and how often it ranks first what ``full`` ranks first."""
+
+    text: str
+    top1_agreement: float | None
 
 
 def text_hash(text: str) -> str:
@@ -143,6 +154,10 @@ class Task(ABC):
     @abstractmethod
     def score(self, example: Example, prediction: str) -> float:
         """Score of the generated text, 0 to 1."""
+
+    def score_answer(self, example: Example, answer: Answer) -> float:
+        """Score of an answer, 0 to 1: that of its text, unless the task is about something else."""
+        return self.score(example, answer.text)
 
 
 def check_choice(key: str, value: Any, choices: Sequence[str]) -> None:

@@ -19,7 +19,8 @@ GROUPS = choices("sweep")
 
 
 def _needs_a_path(group: str, choice: str) -> list[str]:
-    return ["model.path=somewhere"] if (group, choice) == ("model", "custom") else []
+    needy = (("model", "custom"), ("task", "jsonl"), ("task", "text"))
+    return [f"{group}.path=somewhere"] if (group, choice) in needy else []
 
 
 @pytest.mark.parametrize(("group", "choice"), [(g, c) for g, names in GROUPS.items() for c in names])

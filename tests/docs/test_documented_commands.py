@@ -29,6 +29,7 @@ RUNS_SWEEPS = ("sweep", "plan", "recipe", "regress")
 EXPECTED = {"recipe": (1, "no cliff|insensitive|cliff")}
 # Not run: what it would take, and who runs it instead. Their overrides are composed all the same.
 NOT_RUN = {
+    "compare": "takes two runs of different methods; tests/report/test_report_methods.py makes and compares them",
     "export": "tests/sweep/test_exchange.py writes prompts and scores answers",
     "score": "tests/sweep/test_exchange.py writes prompts and scores answers",
     "regress": "minutes against a committed baseline; tests/regress/test_regress.py runs it on a small model",
@@ -71,6 +72,7 @@ def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("documented")
     for page in PAGES:
         write_files(page, folder)
+    (folder / "book.txt").write_text("Every ship that came in with the tide was written down. " * 40)
     (folder / "longbench").mkdir()
     for task in ("hotpotqa", "qasper"):
         rows = [
@@ -157,6 +159,8 @@ def _cheap(command: list[str], model, run) -> list[str]:
         "engine.teacher_tokens=2",
     ]
     kept += _short_prompts(overrides)
+    # Heads of the small random model are smaller than the groups of most methods.
+    kept = ["methods=[affine,turboquant]" if o.startswith("methods=") else o for o in kept]
     if name == "recipe":
         kept += ["per_task=4", "stats.resamples=200"]
     return [name, *options, *kept]
@@ -184,6 +188,7 @@ def _short_prompts(overrides: list[str]) -> list[str]:
             "task.turns=2",
             "max_new_tokens=3",
         ],
+        "text": ["task.path=book.txt", "task.length=40"],
         "longform": ["subset=[longform_count]", "max_new_tokens=40"],
     }
     return short.get(task, ["max_new_tokens=3"])
@@ -226,7 +231,7 @@ def test_as_it_is_written(page, command, here):
             config_name = CONFIGS.get(name, name)
             configs = [compose_config(config_name, as_overrides(overrides, config_name))]
         for config in configs if name != "measure" else ():
-            assert stats_options(config) if name == "cliff-report" else _settings(config)
+            assert stats_options(config) if name in ("cliff-report", "compare") else _settings(config)
         if launching:
             _check_launcher(launching)
 
@@ -276,7 +281,7 @@ def _cases() -> list:
 @pytest.mark.parametrize(("page", "command"), _cases())
 def test_at_a_small_scale(page, command, here, tiny_run, local_folder, monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("SEMKV_CACHE", str(tmp_path / "cache"))
-    for name in ("mine", "longbench", "scores.csv"):
+    for name in ("mine", "longbench", "scores.csv", "book.txt"):
         (tmp_path / name).symlink_to(here / name)
     monkeypatch.chdir(tmp_path)
     code, told = EXPECTED.get(command[0], (0, ""))
