@@ -22,6 +22,8 @@ def feed(
     """
     rows = coding.rows
     longest, starts = max(map(len, tokens)), rows.lengths
+    if rows.recurrent and longest > 1:
+        return _feed_states(loaded, coding, tokens, keep)
     # Shorter ones are filled up behind; what is fed there is forgotten before anything sees it.
     ids = torch.tensor([[*ids, *[0] * (longest - len(ids))] for ids in tokens], device=loaded.device)
     where = _places(loaded, rows, longest)
@@ -35,6 +37,16 @@ def feed(
     if any(len(ids) < longest for ids in tokens):
         rows.rewind([start + len(ids) for start, ids in zip(starts, tokens, strict=True)])
     return logits
+
+
+def _feed_states(
+    loaded: LoadedModel, coding: RowCoding, tokens: Sequence[Sequence[int]], keep: int | None
+) -> Tensor | None:
+    """As ``feed``, a call a token: several models begin with an empty state in a call of more than one token."""
+    steps = [[[token] for token in step] for step in zip(*tokens, strict=True)]
+    first = len(steps) if keep is None else len(steps) - keep
+    logits = [feed(loaded, coding, step, None if place < first else 1) for place, step in enumerate(steps)]
+    return None if keep is None else torch.cat(logits[first:], dim=1)
 
 
 def feed_singly(
