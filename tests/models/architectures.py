@@ -59,6 +59,7 @@ _MAMBA = {
 CHANGES: Mapping[str, Mapping[str, Any]] = {
     "bamba": {**_MAMBA, "attn_layer_indices": [1, 3]},
     "codegen": {"rotary_dim": 8},
+    "doge": {"sliding_window": None},
     "falcon_h1": {
         **_MAMBA,
         "mamba_d_ssm": 128,

@@ -13,10 +13,11 @@ from transformers.cache_utils import DynamicLayer
 
 def coded(x: Tensor, levels: int) -> Tensor:
     """x [..., head_dim] through affine codes of ``levels`` levels, scale and zero in float16."""
+    dtype, x = x.dtype, x.float()
     zero = x.amin(-1, keepdim=True).half().float()
     scale = ((x.amax(-1, keepdim=True) - x.amin(-1, keepdim=True)) / (levels - 1)).half().float()
     steps = ((x - zero) / scale.where(scale > 0, torch.ones_like(scale))).round().clamp(0, levels - 1)
-    return steps * scale + zero
+    return (steps * scale + zero).to(dtype)
 
 
 class Oracle:
@@ -60,6 +61,9 @@ class Oracle:
         """Logits [vocabulary] after ``ids``, fed after what is due was coded."""
         if self.block is not None:
             self.code_up_to(self.done + (self.length - self.done) // self.block * self.block)
+        if any(getattr(layer, "number_of_states", 0) for layer in self.cache.layers):
+            # Several models begin with an empty state in a call of more than one token.
+            return [self.feed([token]) for token in ids][-1][-1]
         return self.feed(ids)[-1]
 
     def answer(self, logits: Tensor, new: int, stop: int | None = None) -> tuple[list[int], bool]:

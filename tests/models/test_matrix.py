@@ -25,7 +25,7 @@ SWEPT = (
     "deepseek_v2", "deepseek_v3", "diffllama", "ernie4_5", "exaone4", "falcon",
     "falcon_h1", "gemma", "gemma2", "gemma3_text", "gemma4_text", "glm", "glm4_moe", "gpt2",
     "gpt_bigcode", "gpt_neo", "gpt_neox", "gpt_oss", "gptj", "granite", "granitemoe",
-    "granitemoehybrid", "helium", "hunyuan_v1_dense", "lfm2", "llama", "llama4_text",
+    "granitemoehybrid", "helium", "hunyuan_v1_dense", "jamba", "lfm2", "lfm2_moe", "llama", "llama4_text",
     "mimo_v2_flash", "minicpm3", "minimax_m2", "ministral", "mistral", "mixtral", 
     "nemotron", "nemotron_h", "olmo2", "olmo3", "olmo_hybrid", "olmoe", "opt", "phi", "phi3",
     "qwen2", "qwen3", "qwen3_5_text", "qwen3_moe", "qwen3_next", "seed_oss", "smollm3", "stablelm",
@@ -58,7 +58,7 @@ REFUSED_CHANGES = {
     "llama-small": {"vocab_size": 40},
     "roformer": {"is_decoder": False},
 }
-LEVELS, NEW, WAITING = 3, 6, 8
+LEVELS, NEW, BLOCK = 3, 6, 2
 THREE = uniform_settings(Affine(), Affine(), [LEVELS])[-1]
 
 
@@ -89,29 +89,27 @@ def some_ids(count, seed):
 TURNS, FORCED = [some_ids(44, 1), some_ids(7, 2)], [some_ids(4, 3), some_ids(4, 4)]
 
 
-def rows_equal_the_oracle(loaded, protocol, rule, count):
-    """All settings as rows of one batch against single sequences, answers of uneven length among them."""
-    model, settings, turns, forced = loaded.model, (FULL, THREE), TURNS[:count], FORCED[:count]
-    block = rule.block if rule.codes_tail else None
-    stop = converse(model, turns[:1], forced[:1], NEW, LEVELS, block)[0][0][NEW // 2] if count > 1 else None
-    later = (Turn(turns[i], forced[i], NEW, frozenset() if stop is None else {stop}) for i in range(1, count))
-    request = Request(
-        turns[0], forced[0], NEW, frozenset() if stop is None else {stop}, follow_ups=tuple(later)
-    )
-    answered = Engine(loaded).answer(request, settings, rule).turns
-    expected = [converse(model, turns, forced, NEW, lv, block, stop) for lv in (None, LEVELS)]
+def rows_equal_the_oracle(loaded, rule, expected, stop=None):
+    """All settings as rows of one batch against the single sequences of the oracle, FULL's first.
+
+    With a ``stop`` that one of them meets earlier than the other, rows are of different lengths in the next turn.
+    """
+    stops = frozenset() if stop is None else {stop}
+    turns = len(expected[0])
+    later = tuple(Turn(TURNS[i], FORCED[i], NEW, stops) for i in range(1, turns))
+    request = Request(TURNS[0], FORCED[0], NEW, stops, follow_ups=later)
+    answered = Engine(loaded).answer(request, (FULL, THREE), rule).turns
     for turn, outcomes in enumerate(answered):
         for outcome, sequence in zip(outcomes, expected, strict=True):
             tokens, log_probs = sequence[turn]
             kl = divergence(expected[0][turn][1], log_probs)
-            assert outcome.tokens == tokens, f"{protocol}, turn {turn}, {outcome.setting.name}"
-            assert outcome.kl == pytest.approx(kl, rel=0.02, abs=1e-5), f"{protocol}, turn {turn}"
+            assert outcome.tokens == tokens, f"{rule}, turn {turn}, {outcome.setting.name}"
+            assert outcome.kl == pytest.approx(kl, rel=0.02, abs=1e-5), f"{rule}, turn {turn}"
 
 
-def packed_answers_equal_the_oracle(model):
+def packed_answers_equal_the_oracle(model, expected):
     keyword = "cache" if "cache" in signature(type(model).forward).parameters else "past_key_values"
     ids = torch.tensor([TURNS[0]])
-    ((expected, _),) = converse(model, TURNS[:1], FORCED[:1], NEW, LEVELS, None)
 
     def answer(cache):
         out = model.generate(
@@ -144,16 +142,19 @@ def test_an_architecture_is_swept_as_the_oracle_says(name, sweep_config, tmp_pat
     stored = sum(side.numel() for side in sides if side is not None)
     assert plan.shape.values(len(TURNS[0])) == pytest.approx(stored, rel=0.01)
     loaded = LoadedModel(model, None, name, None)
-    rows_equal_the_oracle(loaded, "prefill", PREFILL, 1)
-    rows_equal_the_oracle(loaded, "generation", Blocks("both", 4), 1)
-    rows_equal_the_oracle(loaded, "conversation", Blocks("both", 16), 2)
+    prefill = [converse(model, TURNS[:1], FORCED[:1], NEW, levels, None) for levels in (None, LEVELS)]
+    rows_equal_the_oracle(loaded, PREFILL, prefill)
+    # A conversation whose answers are coded in blocks while they are generated, and whole between the turns.
+    stop = prefill[0][0][0][NEW // 2]
+    conversation = [converse(model, TURNS, FORCED, NEW, levels, BLOCK, stop) for levels in (None, LEVELS)]
+    rows_equal_the_oracle(loaded, Blocks("both", BLOCK), conversation, stop)
     if any(
         getattr(layer, "number_of_states", 0) and hasattr(layer, "get_mask_sizes") for layer in cache.layers
     ):
         with pytest.raises(UsageError, match="states beside"):
             SemKVCache(model.config, THREE)
     else:
-        packed_answers_equal_the_oracle(model)
+        packed_answers_equal_the_oracle(model, prefill[1][0][0])
 
 
 @pytest.mark.parametrize("name", REFUSED)
