@@ -7,7 +7,8 @@ import torch
 
 from semkv_bench.errors import UsageError
 from semkv_bench.grid.cost import LayerShape, SideShape, Stored
-from semkv_bench.quantizers import Affine, Quantizer
+from semkv_bench.quantizers import Affine
+from semkv_bench.quantizers.keep import Keep
 from semkv_bench.settings import BUDGETS, Evict, Evictions, Pruned, budget
 from semkv_bench.settings.budgets import Pyramid
 
@@ -43,7 +44,7 @@ def test_the_pyramid_falls_in_a_line_and_keeps_the_mean():
     assert Pyramid().counts(5, 100, 20) == [39, 30, 20, 10, 1]
     assert Pyramid().counts(5, 100, 20, always=16) == [24, 22, 20, 18, 16]
     assert Pyramid().counts(3, 100, 75) == [100, 75, 50]  # no layer keeps more than there is
-    assert _shares("pyramid")[:, 0].tolist() == [20, 10, 1] and _shares("pyramid-1").eq(10).all()
+    assert _shares("pyramid")[:, 0].tolist() == [19, 10, 1] and _shares("pyramid-1").eq(10).all()
 
 
 def test_chunks_stay_or_go_whole_and_in_all_heads():
@@ -145,13 +146,10 @@ def test_what_cannot_be_is_refused_in_one_line(options, said):
     assert "\n" not in str(refused.value)
 
 
-def test_a_quantizer_that_codes_tokens_together_is_refused():
-    class Grouped(Affine):
-        granularity = type(Affine().granularity)(32, mixed=False)
-
-    quantizer: Quantizer = Grouped()
+@pytest.mark.parametrize("keep", [Keep(recent=8), Keep(sinks=4), Keep(block=32)])
+def test_a_quantizer_that_leaves_tokens_in_16_bits_is_refused(keep):
     with pytest.raises(UsageError, match="codes each token by itself"):
-        Evictions(keep=0.5, levels=8).settings(quantizer, quantizer)
+        Evictions(keep=0.5, levels=8).settings(Affine(keep=keep), Affine())
 
 
 @pytest.mark.parametrize(
