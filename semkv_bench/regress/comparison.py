@@ -15,7 +15,7 @@ import numpy as np
 from semkv_bench.errors import UsageError
 from semkv_bench.regress.checks import check_count, differing
 from semkv_bench.regress.evidence import Array, Sample, Tested, permutation_test, tolerance_test
-from semkv_bench.regress.snapshot import Snapshot
+from semkv_bench.regress.snapshot import Snapshot, completed
 from semkv_bench.report import formatting
 from semkv_bench.stats.multiplicity import holm
 
@@ -114,13 +114,18 @@ class Comparison:
 
 
 def require_comparable(old: Snapshot, new_identity: dict, what: str) -> None:
-    """Raise UsageError, naming what differs, unless the baseline ``old`` is of the same model and protocol."""
-    different = [name for name, value in old.identity.items() if new_identity.get(name) != value]
+    """Raise UsageError, naming what differs, unless the baseline ``old`` is of the same model and protocol.
+
+    Options left out on either side count as their defaults.
+    """
+    there = {name: completed(value) for name, value in old.identity.items()}
+    here = {name: completed(new_identity.get(name)) for name in there}
+    different = [name for name in there if there[name] != here[name]]
     if different:
         leaves = [
-            f"{key}: {there} there, {here} here"
+            f"{key}: {before} there, {now} here"
             for name in different
-            for key, there, here in _leaves(name, old.identity[name], new_identity.get(name))
+            for key, before, now in _leaves(name, there[name], here[name])
         ]
         short = "; ".join(leaves[:_TOLD]) + (f"; and {len(leaves) - _TOLD} more" if leaves[_TOLD:] else "")
         raise UsageError(

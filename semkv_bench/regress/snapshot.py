@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from hydra.utils import get_object
 
 from semkv_bench.errors import MissingError, SemkvError, UsageError
 from semkv_bench.files import parse_json, write_atomically
@@ -17,7 +18,15 @@ from semkv_bench.records.schema import REFERENCE, UNIT
 from semkv_bench.stats import StatsOptions, analyze
 from semkv_bench.stats.result import OperatingPoint
 
-__all__ = ["Snapshot", "from_run", "planned_identity", "read_baseline", "settle", "write_baseline"]
+__all__ = [
+    "Snapshot",
+    "completed",
+    "from_run",
+    "planned_identity",
+    "read_baseline",
+    "settle",
+    "write_baseline",
+]
 
 SCHEMA = 1
 _MEASURES = ("score", "kl", "new_tokens", "runaway", "quantized_reads")
@@ -183,6 +192,43 @@ def planned_identity(charter: Mapping[str, Any]) -> dict[str, Any]:
         "stats": {name: charter["stats"][name] for name in _SHARED_STATS},
         "grid": list(charter["settings"]),
     }
+
+
+def completed(part: Any) -> Any:
+    """A part of an identity, with the defaults of what it names by ``_target_`` where it says nothing.
+
+    So an option that came after a baseline was written counts as its default there.
+    """
+    if isinstance(part, list | tuple):
+        return [completed(entry) for entry in part]
+    if not isinstance(part, Mapping):
+        return part
+    given = {str(name): completed(value) for name, value in part.items()}
+    return _over(_defaults(given["_target_"]), given) if "_target_" in given else given
+
+
+def _defaults(target: str) -> dict[str, Any]:
+    """Defaults of a dataclass as plain data; none where there is no such class here."""
+    try:
+        kind = get_object(target)
+    except (ImportError, ValueError, AttributeError, TypeError):
+        return {}
+    found = {}
+    for entry in fields(kind) if is_dataclass(kind) else ():
+        made = entry.default if entry.default_factory is MISSING else entry.default_factory()
+        if entry.init and made is not MISSING:
+            found[entry.name] = completed(asdict(made) if is_dataclass(made) else made)
+    return found
+
+
+def _over(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """``given`` and what it lacks of ``defaults``; windows, which name no class, part by part."""
+    found = {**defaults, **given}
+    for name in defaults.keys() & given.keys():
+        both = defaults[name], given[name]
+        if all(isinstance(value, Mapping) and "_target_" not in value for value in both):
+            found[name] = _over(*both)
+    return found
 
 
 def _identity(frame: pd.DataFrame, charter: Mapping[str, Any]) -> dict[str, Any]:

@@ -257,3 +257,34 @@ def test_of_what_differs_the_differing_part_is_shown(there, here, told):
     with pytest.raises(UsageError) as raised:
         require_comparable(old, {"model": "m", "task": here}, "this run")
     assert f"{told});" in str(raised.value)
+
+
+AFFINE = {"_target_": "semkv_bench.quantizers.Affine", "group_size": None}
+SPELLED = {"keep": {"sinks": 0, "recent": 0, "block": 1}, "layers": {"skip_first": 0, "skip_last": 0}}
+
+
+@pytest.mark.parametrize(
+    "here",
+    [{**AFFINE, **SPELLED}, {"_target_": AFFINE["_target_"]}, {**AFFINE, "keep": {"recent": 0}}],
+    ids=["spelled out", "left out", "in part"],
+)
+def test_an_option_left_out_is_the_default(here):
+    for old, new in ((AFFINE, here), (here, AFFINE), ([AFFINE], [here])):
+        require_comparable(_snapshot(identity={"quantizer": old}), {"quantizer": new}, "this run")
+
+
+@pytest.mark.parametrize(
+    ("here", "told"),
+    [
+        ({**AFFINE, "keep": {"sinks": 4, "recent": 0}}, "quantizer.keep.sinks: 0 there, 4 here"),
+        ({**AFFINE, "layers": {"levels": {0: 256}}}, "quantizer.layers.levels: None there, {'0': 256} here"),
+        ({**AFFINE, "group_size": 8}, "quantizer.group_size: None there, 8 here"),
+        ({**AFFINE, "unknown": 0}, "quantizer.unknown: nothing there, 0 here"),
+        ({**AFFINE, "_target_": "nowhere.Affine"}, "there, nowhere.Affine here"),
+        (None, "None here"),
+    ],
+)
+def test_an_option_that_is_not_the_default_counts(here, told):
+    with pytest.raises(UsageError) as raised:
+        require_comparable(_snapshot(identity={"quantizer": AFFINE}), {"quantizer": here}, "this run")
+    assert told in str(raised.value)
