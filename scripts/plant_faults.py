@@ -73,12 +73,13 @@ FAULTS = (
         ((decode, "fill", "shape.quantized_layers", "shape.quantized_layers[1:]"),),
     ),
     Fault(
-        "levels one too few in the settings", ((settings, "_uniform", "Uniform(key)", "Uniform(key - 1)"),)
+        "levels one too few in the settings",
+        ((settings, "_uniform", "_grid_point(keys, key)", "_grid_point(keys, key - 1)"),),
     ),
     Fault("zeros not counted as stored", ((Affine, "metadata_bits", "32 *", "16 *"),)),
     Fault(
         "digits packed in reverse",
-        ((packing_reference, "_bits_of", "digits.unbind(-1)", "reversed(digits.unbind(-1))"),),
+        ((packing_reference, "_fraction", "reversed(digits.unbind(-1))", "digits.unbind(-1)"),),
     ),
     Fault("threshold one cell off", ((*_CELL, ".floor_()", ".floor_().add_(1)"),), "turboquant"),
     Fault("norm of a shorter vector", ((*_NORM, "y, dim=-1", "y[..., 1:], dim=-1"),), "turboquant"),

@@ -12,19 +12,20 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import LlamaConfig
 
-from semkv_bench.engine.coding import RowCoding
+from semkv_bench.engine import decode
+from semkv_bench.engine.prefill import Prefilled
 from semkv_bench.engine.rows import RowCache
 from semkv_bench.errors import CheckFailed, UsageError
 from semkv_bench.kernels import PackedLayout
 from semkv_bench.models.shape import ModelShape
 from semkv_bench.packed.coding import check_packable
-from semkv_bench.protocols.rule import PREFILL
 from semkv_bench.quantizers import Coder, NonFiniteError, Quantizer
 from semkv_bench.regress.probe import integers, probe_states, probe_tensor
 from semkv_bench.settings.setting import Setting
@@ -184,7 +185,8 @@ def _check_rows(
         ]
         layer.update(*(states[None] for states in both))
         sources.append(both)
-    RowCoding(rows, plain, PREFILL, shape.quantized_layers, (), seed=0).fill(prompt, 1, {}.__getitem__)
+    prefilled = Prefilled(prompt, (), hidden=torch.empty(0))
+    decode.fill(SimpleNamespace(shape=shape), prefilled, plain, rows, room=1, seed=0)
     by_setting: dict[str, list[float]] = {setting.name: [] for setting in plain}
     for index, (layer, both) in enumerate(zip(rows.layers, sources, strict=True)):
         for side, (stored, states) in enumerate(zip(layer.stored(), both, strict=True)):
