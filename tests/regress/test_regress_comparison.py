@@ -211,7 +211,7 @@ def test_a_cliff_that_the_statistics_move_is_a_move():
     outcome = compare(old, _read_anew(old), OPTIONS)
     assert outcome.exit_code == 1
     assert [(found.witness, found.what, found.certainty) for found in outcome.findings] == [
-        ("analysis", "every score is alike, yet cliff (1.000, 2.000] -> undetermined", "exact"),
+        ("analysis", "every score is alike, yet cliff (1.0, 2.0] -> not determined", "exact"),
         ("analysis", "every score is alike, yet affine-L4 was equivalent, is inconclusive", "exact"),
     ]
 
@@ -223,7 +223,7 @@ def test_what_reads_differently_by_chance_is_a_note():
     new = dataclasses.replace(_read_anew(old), measures={**old.measures, "score": scores})
     outcome = compare(old, new, OPTIONS)
     assert outcome.exit_code == 0
-    assert "cliff (1.000, 2.000] -> undetermined: not beyond chance" in outcome.notes
+    assert "cliff (1.0, 2.0] -> not determined: not beyond chance" in outcome.notes
     assert "affine-L4 was equivalent, is inconclusive: not beyond chance" in outcome.notes
 
 
