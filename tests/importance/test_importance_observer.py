@@ -23,6 +23,18 @@ ALL = [
     "surprisal",
     "value_norm",
 ]
+PER_HEAD = {
+    "cake",
+    "h2o",
+    "h2o_mean",
+    "keydiff",
+    "knorm",
+    "lagkv",
+    "random_head",
+    "snapkv",
+    "streaming",
+    "tova",
+}
 PER_LAYER = {"attention_received", "attention_window", "hidden_norm", "key_norm", "value_norm"}
 
 
@@ -143,7 +155,8 @@ def test_an_attention_that_cannot_be_observed_is_refused_and_nothing_stays(copie
 def test_unknown_names_list_the_choices(tiny_llama):
     with pytest.raises(UsageError) as error:
         observe(tiny_llama, ["key_norm", "keynorm"], tokens=5)
-    assert "'keynorm'" in str(error.value) and ", ".join(ALL) in str(error.value)
+    assert "'keynorm'" in str(error.value) and ", ".join(choices()) in str(error.value)
+    assert {*ALL, *PER_HEAD} == set(choices())
 
 
 def test_labels():
@@ -198,7 +211,10 @@ def test_states_that_are_not_finite_are_named(copied, prompt):
 
 
 class Largest(TorchDispatchMode):
-    """Elements of the largest tensor that was made, views left out."""
+    """Elements of the largest tensor that was made, views and tensors without memory left out.
+
+    The first look at a model's cache shape builds the model anew on the device ``meta``, which holds nothing.
+    """
 
     def __init__(self):
         super().__init__()
@@ -208,7 +224,8 @@ class Largest(TorchDispatchMode):
         result = function(*args, **(kwargs or {}))
         made = result if isinstance(result, tuple) else (result,)
         for returned, tensor in zip(function._schema.returns, made, strict=False):
-            if isinstance(tensor, torch.Tensor) and returned.alias_info is None:
+            made_here = isinstance(tensor, torch.Tensor) and returned.alias_info is None
+            if made_here and tensor.device.type != "meta":
                 self.elements = max(self.elements, tensor.numel())
         return result
 
