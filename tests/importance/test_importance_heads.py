@@ -95,6 +95,17 @@ def test_a_context_is_scored_without_what_follows(tiny_llama, prompt, scored):
         assert whole.scores()[name].shape[-1] == 60
 
 
+def test_watchers_of_one_pass_hear_each_layer_once(tiny_llama, prompt):
+    first, second = [], []
+    with (
+        watch_attention(tiny_llama, lambda layer, call: first.append(layer)),
+        watch_attention(tiny_llama, lambda layer, call: second.append(layer)),
+        torch.no_grad(),
+    ):
+        tiny_llama.decoder(input_ids=torch.tensor([prompt]), use_cache=False)
+    assert first == second == list(tiny_llama.shape.quantized_layers)
+
+
 def test_chance_differs_by_layer_head_seed_and_prompt(tiny_llama, prompt, scored):
     first = scored(tiny_llama, ["random_head"], prompt)["random_head"]
     assert len(first.flatten(0, 1).unique(dim=0)) == 6
