@@ -405,7 +405,7 @@ COMMANDS: dict[str, Command] = {
         _cliff_report,
         "statistics and report; runs=[DIR,DIR,...] sets cliffs side by side; import=FORMAT full=PATH NAME:BITS=PATH "
         "reads logs of lm-eval, kvpress, longbench, inspect, lighteval, opencompass, llama-perplexity",
-        "[DIR | records=FILE | import=FORMAT full=PATH NAME:BITS=PATH]",
+        "[DIR | records=FILE | import=FORMAT full=PATH ...]",
         config="cliff_report",
         bare="run",
         renamed=(("model", "records_model"),),

@@ -121,7 +121,7 @@ class _CliffReport:
 @dataclass
 class _Compare:
     stats: _Stats = field(default_factory=_Stats)
-    runs: Any = MISSING
+    runs: Any = None
     out: str = MISSING
 
 

@@ -35,7 +35,7 @@ def compare_runs(config: DictConfig, given: Mapping[str, Any], console: Console)
         UsageError: fewer than two runs, or runs that differ in more than their methods, with what differs.
         MissingError: a folder that is not there, or holds no run.
     """
-    folders, _ = folders_of(config.runs)
+    folders = [] if config.runs is None else folders_of(config.runs)[0]
     if len(folders) < 2:
         raise UsageError("compare takes two runs or more: runs=[DIR,DIR]")
     out = Path(config.out).expanduser()

@@ -463,7 +463,7 @@ def test_whatever_is_no_record_is_one_line(tmp_path, line, told):
     for reads in (read_run, _started):
         with pytest.raises(UsageError, match=rf"records-0\.jsonl, line 3: not a record \(.*{told}") as caught:
             reads(tmp_path)
-        assert len(str(caught.value)) < 300
+        assert len(str(caught.value).replace(str(tmp_path), "")) < 250
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "{a: " * 5000, "hash: " + "9" * 5000, "- 1", "a: b: c"])
