@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 import yaml
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from semkv_bench import report
@@ -165,7 +165,8 @@ def check_out(out: Path, own: Path | None = None) -> None:
 
 def given_options(config: DictConfig, changed: Collection[str]) -> dict[str, Any]:
     """The statistics options that the user gave."""
-    return {name: config.stats[name] for name in changed if name in config.stats}
+    stats = OmegaConf.to_container(config.stats)
+    return {name: stats[name] for name in changed if name in stats}
 
 
 def _of_run(path: Path, given: dict[str, Any]) -> _Source:
