@@ -184,7 +184,7 @@ class PackedLayer(CacheLayerMixin):
 
     def _pieces(self, side: int, turn_over: bool) -> list[range]:
         rule, settled = self._window(side), self.sides[side].settled
-        span = rule.coded(self.length, turn_over)
+        span = rule.coded(self.length, turn_over, settled)
         start = max(settled, span.start)
         if self.sides[side].coder is None or not self.prompt_is_in or span.stop <= start:
             return []
