@@ -150,11 +150,11 @@ def test_a_prefill_without_memory_is_fed_in_chunks(tiny_llama, monkeypatch):
     request = _request(tiny_llama, length=300)
     expected = Engine(tiny_llama).run(request, [FULL, *GRID])
 
-    def scarce(loaded, ids, metrics, seed, chunk, cache):
+    def scarce(loaded, ids, metrics, seed, chunk, cache, *rest):
         chunks.append(chunk)
         if chunk > 100:
             raise torch.OutOfMemoryError("no memory")
-        return whole(loaded, ids, metrics, seed, chunk, cache)
+        return whole(loaded, ids, metrics, seed, chunk, cache, *rest)
 
     monkeypatch.setattr(running, "prefill", scarce)
     got = Engine(tiny_llama).run(request, [FULL, *GRID])

@@ -156,6 +156,10 @@ def make_report(frame: pd.DataFrame, margin=0.1) -> dict:
                 "runaway_p": None if full else float(0.5 ** part["runaway"].sum()),
                 "kl": 0.0 if full else float(part["kl"].mean()),
                 "top1_agreement": float(part["top1_agreement"].mean()),
+                "agreement": 1.0 if full else float(part["top1_agreement"].mean() ** 2),
+                "agreement_ci": [1.0, 1.0]
+                if full
+                else [float(part["top1_agreement"].mean() ** 2) * f for f in (0.9, 1.0)],
             }
         )
     return {
