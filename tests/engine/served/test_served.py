@@ -65,7 +65,7 @@ def _run(backend, count=3):
                 _examples(count), settings, backend.protocol(Prefill()), [True] + [False] * (count - 1)
             )
         )
-        return answers, session.describe()["engine"]
+        return answers, session.notes()["servers"]
 
 
 def test_every_setting_is_asked_and_priced():
