@@ -22,7 +22,7 @@ def quantizers(config: DictConfig) -> tuple[Quantizer, Quantizer]:
 
 def method_pairs(config: DictConfig) -> list[tuple[Quantizer, Quantizer]]:
     """Quantizers of the keys and of the values, of every method that is compared."""
-    if config.get("method") is None:
+    if not config.get("method"):
         return [quantizers(config)]
     made = [_quantizer(node, f"method.{name}") for name, node in config.method.items()]
     return [(each.of_side("keys"), each.for_values()) for each in made]
