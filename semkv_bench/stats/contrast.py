@@ -14,7 +14,7 @@ from semkv_bench.stats.pairing import PairedScores
 from semkv_bench.stats.result import Ends
 from semkv_bench.stats.spending import Look
 
-__all__ = ["Contrast", "Side", "contrast", "contrast_of", "side_of"]
+__all__ = ["Contrast", "Side", "also_with_losses", "contrast", "contrast_of", "side_of"]
 
 _CHUNK = 1000
 
@@ -90,15 +90,19 @@ def contrast_of(
     options: StatsOptions,
     look: Look | None = None,
 ) -> Contrast:
-    """Compare the two ``sides`` made of ``paired``, whose missing rows must not decide.
-
-    Where rows are missing, the larger p is taken of the rows that both have and of all rows with the missing ones
-    lost; a difference that turns round with them is none.
-    """
+    """Compare the two ``sides`` made of ``paired``; missing rows must not decide, see :func:`also_with_losses`."""
     held = contrast(*sides(paired), paired.tasks, options, look, paired.sizes)
     if paired.worst is None:
         return held
     lost = contrast(*sides(paired.worst), paired.worst.tasks, options, look, paired.worst.sizes)
+    return also_with_losses(held, lost)
+
+
+def also_with_losses(held: Contrast, lost: Contrast) -> Contrast:
+    """``held``, of the rows that both sides have, with p-values that stand in ``lost``, too: missing rows are lost.
+
+    The larger p is taken; a difference that turns round with the missing rows is none.
+    """
     turned = np.sign(held.mean) * np.sign(lost.mean) < 0
     return replace(
         held,

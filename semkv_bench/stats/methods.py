@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from semkv_bench.stats.comparisons import judged_columns
-from semkv_bench.stats.contrast import Side, contrast, side_of
+from semkv_bench.stats.contrast import Side, contrast_of, side_of
 from semkv_bench.stats.guarded import moments
 from semkv_bench.stats.options import StatsOptions
 from semkv_bench.stats.pairing import PairedScores
@@ -136,11 +136,13 @@ def _pairs(
 ) -> tuple[MethodPair, ...]:
     if not pairs:
         return ()
-    first, second = (_side(paired, [between[pair[0], pair[side]] for pair in pairs]) for side in (1, 2))
+
+    def sides(scores: PairedScores) -> tuple[Side, Side]:
+        first, second = (_side(scores, [between[pair[0], pair[side]] for pair in pairs]) for side in (1, 2))
+        return first, second
+
     strict = replace(options, confidence=1 - (1 - options.confidence) / len(pairs))
-    result, wide = (
-        contrast(first, second, paired.tasks, one, look, paired.sizes) for one in (options, strict)
-    )
+    result, wide = (contrast_of(paired, sides, one, look) for one in (options, strict))
     judged = judged_columns(result, options, WORDS)
     return tuple(
         MethodPair(

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from semkv_bench.records.schema import EXAMPLE, REFERENCE, UNIT
-from semkv_bench.stats.contrast import Side, contrast
+from semkv_bench.stats.contrast import Contrast, Side, also_with_losses, contrast
 from semkv_bench.stats.equivalence import difference_moments
 from semkv_bench.stats.guarded import guarded_interval, moments, score_interval
 from semkv_bench.stats.multiplicity import holm
@@ -82,15 +82,23 @@ def turn_drift(
     """Does a setting lose more in the last turn than in the first? One entry per setting but the reference.
 
     The difference from the reference in the last turn less that in the first, conversation by conversation;
-    p-values Holm-adjusted over the settings. Empty where there is but one turn.
+    p-values Holm-adjusted over the settings. Where rows are missing, a p-value also stands with all of them lost.
+    Empty where there is but one turn.
     """
     numbers = sorted(records["turn"].unique())
     names = [info.name for info in paired.settings[1:] if info.kind != "full"]
     if len(numbers) < 2 or not names:
         return ()
     first, last = numbers[0], numbers[-1]
-    tasks, sizes, sides = _sides(records, names, (first, last))
-    result = contrast(sides[last], sides[first], tasks, options, look, sizes)
+
+    def drift(scored: pd.DataFrame) -> Contrast:
+        tasks, sizes, sides = _sides(scored, names, (first, last))
+        return contrast(sides[last], sides[first], tasks, options, look, sizes)
+
+    scored = _beside_reference(records)
+    result = drift(scored.dropna())
+    if paired.worst is not None:
+        result = also_with_losses(result, drift(_with_losses(scored)))
     adjusted = holm(result.p_difference)
     return tuple(
         TurnDrift(
@@ -110,13 +118,24 @@ def _doubled(value: float | None) -> float | None:
     return None if value is None else 2 * value
 
 
+def _beside_reference(records: pd.DataFrame) -> pd.DataFrame:
+    """Rows of all units and settings: ``score`` and the ``reference``'s, NaN where missing, and their cluster."""
+    labelled = records.assign(cluster=cluster_labels(records))
+    table = labelled.pivot(index=[*UNIT, "cluster"], columns="setting", values="score")
+    scores = table.drop(columns=REFERENCE).stack(future_stack=True).rename("score").reset_index()
+    return scores.join(table[REFERENCE].rename("reference"), on=[*UNIT, "cluster"])
+
+
+def _with_losses(scored: pd.DataFrame) -> pd.DataFrame:
+    """With a missing score as 0, and the reference's missing one as 1."""
+    known = scored.dropna(subset=["score", "reference"], how="all")
+    return known.fillna({"score": 0.0, "reference": 1.0})
+
+
 def _sides(
-    records: pd.DataFrame, names: list[str], turns: tuple[int, int]
+    scored: pd.DataFrame, names: list[str], turns: tuple[int, int]
 ) -> tuple[np.ndarray, np.ndarray, dict[int, Side]]:
     """Task codes and sizes [N] of the clusters and both turns' mean scores, halved: their difference spans -2 to 2."""
-    scored = records[[*UNIT, "setting", "score"]].assign(cluster=cluster_labels(records))
-    whole = scored[scored["setting"] == REFERENCE].set_index(UNIT)["score"].rename("reference")
-    scored = scored.join(whole, on=UNIT, how="inner")
     means = scored.groupby(["task", "cluster", "turn", "setting"])[["score", "reference"]].mean() / 2
     examples = means.index.droplevel(["turn", "setting"]).unique().sort_values()
     tasks = pd.factorize(examples.get_level_values("task"), sort=True)[0]

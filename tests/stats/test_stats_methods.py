@@ -96,6 +96,29 @@ def test_p_values_are_holms_over_all_pairs_at_all_bits():
     assert alone["diff_ci_all"] == pytest.approx(alone["diff_ci"])
 
 
+def test_methods_are_not_told_apart_by_answers_that_may_be_missing():
+    """Half of the better method's answers are left out: were they lost, the methods would be alike."""
+    scores = three_methods()
+    wins = np.arange(N) < 60
+    records = frame(
+        {
+            "full": (16.0, np.ones(N)),
+            "one-L8": (4.0, np.where(wins, 0.0, 1.0)),
+            "one-L4": (3.0, np.where(wins, 0.0, 1.0)),
+            "two-L8": (4.0, np.ones(N)),
+            "two-L4": (3.0, np.ones(N)),
+            "two-L2": scores["bad-L2"],
+        }
+    )
+    options = StatsOptions(margin=0.1, resamples=200, at_bits=[3.5], unpaired="drop")
+    (whole,) = analyze(records, options)["methods"]["pairs"]
+    assert whole["verdict"] == "second is better"
+    absent = records["setting"].str.startswith("two") & (records["example_id"] >= 60)
+    (cut,) = analyze(records[~absent], options)["methods"]["pairs"]
+    assert cut["n_clusters"] == 60 and cut["diff"] == -1.0
+    assert cut["verdict"] == "not decided" and cut["p_difference"] > 0.5
+
+
 def test_equal_methods_are_not_told_apart():
     same = three_methods()
     same |= {name.replace("bad", "twin"): at for name, at in same.items() if name.startswith("bad")}

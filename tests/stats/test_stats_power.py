@@ -136,6 +136,31 @@ def test_drift_is_the_last_turn_less_the_first():
     assert (drift["L8"]["first_turn"], drift["L8"]["last_turn"]) == (0, 2)
 
 
+def test_drift_that_missing_answers_could_make_up_is_none():
+    """30 % of the last answers are lost; without as many of the first answers nothing is shown any more."""
+    made = conversation(examples=100, turns=2, loss=0.3)
+    whole = {row["setting"]: row for row in analyze(made, OPTIONS)["turn_drift"]}
+    assert whole["L2"]["p"] < 0.001
+    dropped = replace(OPTIONS, unpaired="drop")
+    first = (made["setting"] == "L2") & (made["turn"] == 0)
+    cut = {
+        row["setting"]: row
+        for row in analyze(made[~(first & (made["example_id"] < 30))], dropped)["turn_drift"]
+    }
+    assert cut["L2"]["n_clusters"] == 70 and cut["L2"]["diff"] < -0.2
+    assert cut["L2"]["p"] > 0.5
+    few = {
+        row["setting"]: row
+        for row in analyze(made[~(first & (made["example_id"] < 3))], dropped)["turn_drift"]
+    }
+    assert whole["L2"]["p"] < few["L2"]["p"] < 0.001
+    assert few["L8"]["p"] == 1
+    # answers of full precision that are missing count as won, so what is missing of the last turn is a loss
+    alone = (made["setting"] == "full") & (made["turn"] == 1) & (made["example_id"] < 30)
+    kept = {row["setting"]: row for row in analyze(made[~alone], dropped)["turn_drift"]}
+    assert kept["L2"]["n_clusters"] == 70 and kept["L8"]["p"] == 1
+
+
 def test_a_single_turn_has_no_turns():
     report = analyze(planted(edge=2, examples=20), OPTIONS)
     assert report["turns"] == [] and report["turn_drift"] == [] and report["n_turns"] == 1
