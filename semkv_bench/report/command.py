@@ -35,7 +35,7 @@ __all__ = [
 
 
 # Options that decide verdicts: given afterwards, they make a report exploratory.
-_DECIDING = ("margin", "alpha", "average", "seed", "unpaired", "sensitivity", "at_bits")
+_DECIDING = ("margin", "alpha", "average", "confidence", "seed", "unpaired", "sensitivity", "at_bits")
 
 
 @dataclass(frozen=True)
