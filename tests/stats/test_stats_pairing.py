@@ -1,6 +1,7 @@
 """Pairing, clusters and repeats: what counts as evidence, and what may not change a report."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -225,6 +226,25 @@ def test_examples_weigh_alike_however_large_their_document():
     assert row["diff"] == pytest.approx(-9 / 100)
     alone = by_setting(analyze(frame.drop(columns="cluster"), FEW))["L8"]
     assert alone["diff"] == row["diff"] and alone["diff_ci"][0] > row["diff_ci"][0]
+
+
+def test_a_micro_average_over_documents_is_that_of_the_questions():
+    """Tasks of 90 and 10 questions, five to a document: micro weighs questions, the interval counts documents."""
+    full = np.ones(100)
+    low = np.r_[np.zeros(10), np.ones(90)]
+    frame = records({"full": full, "L8": low, "L2": 0 * full}, ["a"] * 90 + ["b"] * 10)
+    frame["cluster"] = frame["example_id"] // 5
+    micro = StatsOptions(resamples=100, average="micro", sensitivity="run")
+    row = by_setting(analyze(frame, micro))["L8"]
+    assert row["diff"] == pytest.approx(-0.1) and row["n_clusters"] == 20
+    macro = replace(micro, average="macro")
+    assert by_setting(analyze(frame, macro))["L8"]["diff"] == pytest.approx(-1 / 9 / 2)
+    alone = by_setting(analyze(frame.drop(columns="cluster"), micro))["L8"]
+    assert alone["diff"] == row["diff"] and alone["n_clusters"] == 100
+    # two of 20 documents are lost, not ten of 100 questions: the interval is that of the documents
+    assert row["diff_ci"][0] < alone["diff_ci"][0] and row["diff_ci"][1] > alone["diff_ci"][1]
+    documents = records({"full": np.ones(20), "L8": np.r_[0, 0, np.ones(18)], "L2": np.zeros(20)})
+    assert row["diff_ci"] == pytest.approx(by_setting(analyze(documents, micro))["L8"]["diff_ci"], abs=0.02)
 
 
 def dead_tasks(loss: float, dead: float = 0.04, examples: int = 180) -> pd.DataFrame:

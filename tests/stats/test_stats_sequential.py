@@ -97,6 +97,21 @@ def test_the_last_look_decides_like_a_plain_run():
     assert last["cliff"] == plain["cliff"]
 
 
+def test_missing_rows_do_not_end_a_run():
+    """Every point is decided, but would not be if the answers that are missing were lost."""
+    frame = planted(3, 300)
+    assert _decide(frame, unpaired="drop").stop
+    absent = (frame["setting"] == "L8") & (frame["example_id"] < 12)
+    decision = _decide(frame[~absent], unpaired="drop")
+    assert not decision.stop and "L8" in decision.open
+    report = analyze(frame[~absent], StatsOptions(resamples=100, unpaired="drop"), look=LOOKS)
+    rows = by_setting(report)
+    assert rows["L8"]["verdict"] == "inconclusive" and rows["L8"]["n_missing"] == 12
+    assert report["sequential"]["look"] == 2
+    with pytest.raises(UsageError, match=r"L8 lacks 12"):
+        _decide(frame[~absent])
+
+
 def test_ties_at_an_early_look_must_suffice_for_its_level():
     # 0.97^150 = 0.0104 is below 0.05, but not below the 0.0056 of the look at half the information
     full = np.ones(150)
