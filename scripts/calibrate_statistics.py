@@ -18,13 +18,14 @@ import numpy as np
 from calibration.ablation import ablation_cell
 from calibration.figures import draw_figures
 from calibration.intervals import coverage_cell, exact_rates, family_rate, margin_cell
-from calibration.planted import LEVELS, CliffCell, cliff_cell
+from calibration.planted import LEVELS, CliffCell, cliff_cell, cliff_cell_at_margin
 from calibration.power import CASES, CURVE, curve, promise
 from calibration.samples import CLUSTERED, DEAD, clustered_cell, dead_cell
 from calibration.sequential import PLANS, saving_cell, single_cell
 from calibration.shapes import FEW_COUNT, HARD, SHAPES, truth
 from calibration.tables import (
     ablation_table,
+    at_margin_table,
     cliff_table,
     coverage_table,
     exact_table,
@@ -47,6 +48,7 @@ SECTIONS = (
     "coverage",
     "power",
     "cliffs",
+    "cliffs_at_margin",
     "sequential_tests",
     "sequential_runs",
 )
@@ -116,6 +118,14 @@ def cliffs(sizes: tuple[int, ...], reps: int, seed: int) -> list:
     return [cliff_cell(*cell, reps, rng) for cell in track(plan, description="planted cliffs")]
 
 
+def cliffs_at_margin(reps: int, quick: bool, seed: int) -> list[dict]:
+    """One grid point exactly at the margin: the highest, the middle one, the lowest."""
+    sizes, places = ((150,), (3,)) if quick else (CLIFF_SIZES, (0, len(LEVELS) // 2, len(LEVELS) - 1))
+    plan = [(s, n, e) for s in ("zero_one", "f1") for n in sizes for e in places]
+    rng = np.random.default_rng([seed, 9])
+    return [cliff_cell_at_margin(*cell, reps, rng) for cell in track(plan, description="at the margin")]
+
+
 def power(reps: int, pilots: int, seed: int) -> list[dict]:
     """Power curves, and the power at the sizes that a report names."""
     out = []
@@ -161,6 +171,7 @@ def measure(section: str, run: dict, quick: bool) -> dict:
         "coverage": lambda: coverage((50, 100) if quick else SIZES, run["interval_reps"], seed),
         "power": lambda: power(reps, 5 if quick else 100, seed),
         "cliffs": lambda: [asdict(c) for c in cliffs((150,) if quick else CLIFF_SIZES, cliff_reps, seed)],
+        "cliffs_at_margin": lambda: cliffs_at_margin(run["interval_reps"], quick, seed),
         "sequential_tests": lambda: sequential_tests(reps, quick, seed),
         "sequential_runs": lambda: sequential_runs(run["run_reps"], quick, seed),
     }[section]()
@@ -220,6 +231,9 @@ def page(content: dict, run: dict) -> str:
             power_table(content["power"]),
             "## Planted cliffs",
             cliff_table([CliffCell(**cell) for cell in content["cliffs"]]),
+            "## Cliffs with one grid point exactly at the margin",
+            "Both claims about that point are errors: that it holds, and that it is degraded.",
+            at_margin_table(content["cliffs_at_margin"]),
             "## Sequential: one test, the true drop at the margin, any of the looks",
             single_table(content["sequential_tests"]),
             "## Sequential: whole runs on planted cliffs",

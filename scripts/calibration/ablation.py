@@ -1,7 +1,9 @@
 """Which parts of the guarded rules earn their lines: each taken out alone, and simpler or other rules beside them."""
 
+import warnings
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from unittest.mock import patch
 
 import numpy as np
@@ -12,22 +14,50 @@ from semkv_bench.stats import StatsOptions, guarded
 from semkv_bench.stats.equivalence import p_degraded, p_no_worse
 from semkv_bench.stats.guarded import Moments, moments, p_above, p_below, p_few_losses
 
+try:  # the package is no dependency: without it its row is missing
+    from evalstats.core.paired import pairwise_differences
+    from evalstats.core.router import resolve_auto_robustness_method
+except ImportError:
+    pairwise_differences = None
+
 __all__ = ["RULES", "ablation_cell"]
 
 ALPHA = 0.05
 _GRID = 30  # bets of the confidence sequence
 
 
-def _guarded(m: Moments, x: np.ndarray, options: StatsOptions) -> tuple[np.ndarray, np.ndarray]:
-    return p_no_worse(m, options), p_degraded(m, options)
+@dataclass(frozen=True)
+class Sample:
+    """Many samples of one shape: scores of ``full`` and of the setting [N, R] and the moments of their differences."""
+
+    full: np.ndarray
+    setting: np.ndarray
+    m: Moments
+
+    @cached_property
+    def of_evalstats(self) -> tuple[np.ndarray, np.ndarray]:
+        """Ends of the package's paired interval of level 1 - 2 alpha, by the method that it picks itself."""
+        ends = []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it says which method it picked
+            for pair in np.stack([self.full, self.setting]).transpose(2, 0, 1):
+                method, _, bounds, _ = resolve_auto_robustness_method(pair, score_range=(0, 1))
+                found = pairwise_differences(pair, 1, 0, method=method, ci=1 - 2 * ALPHA, score_range=bounds)
+                ends.append((found.ci_low, found.ci_high))
+        low, high = np.array(ends).T
+        return low, high
+
+
+def _guarded(sample: Sample, options: StatsOptions) -> tuple[np.ndarray, np.ndarray]:
+    return p_no_worse(sample.m, options), p_degraded(sample.m, options)
 
 
 def _without(**constants: float):
     """The guarded rules with constants of :mod:`semkv_bench.stats.guarded` replaced."""
 
-    def rule(m: Moments, x: np.ndarray, options: StatsOptions) -> tuple[np.ndarray, np.ndarray]:
+    def rule(sample: Sample, options: StatsOptions) -> tuple[np.ndarray, np.ndarray]:
         with _patched(constants):
-            return _guarded(m, x, options)
+            return _guarded(sample, options)
 
     return rule
 
@@ -44,26 +74,29 @@ def _patched(constants: dict[str, float]):
             each.stop()
 
 
-def _no_binomial(m: Moments, x: np.ndarray, options: StatsOptions) -> tuple[np.ndarray, np.ndarray]:
-    return p_above(m, -options.margin), p_degraded(m, options)
+def _no_binomial(sample: Sample, options: StatsOptions) -> tuple[np.ndarray, np.ndarray]:
+    return p_above(sample.m, -options.margin), p_degraded(sample.m, options)
 
 
-def _no_unseen_gains(m: Moments, x: np.ndarray, options: StatsOptions) -> tuple[np.ndarray, np.ndarray]:
-    return p_no_worse(m, options), p_below(m, -options.margin)
+def _no_unseen_gains(sample: Sample, options: StatsOptions) -> tuple[np.ndarray, np.ndarray]:
+    return p_no_worse(sample.m, options), p_below(sample.m, -options.margin)
 
 
-def _not_heaviest(m: Moments, x: np.ndarray, options: StatsOptions) -> tuple[np.ndarray, np.ndarray]:
-    return _guarded(replace(m, heaviest=np.ones_like(m.heaviest)), x, options)
+def _not_heaviest(sample: Sample, options: StatsOptions) -> tuple[np.ndarray, np.ndarray]:
+    alike = replace(sample.m, heaviest=np.ones_like(sample.m.heaviest))
+    return _guarded(replace(sample, m=alike), options)
 
 
-def _student(m: Moments, x: np.ndarray, options: StatsOptions) -> tuple[np.ndarray, np.ndarray]:
+def _student(sample: Sample, options: StatsOptions) -> tuple[np.ndarray, np.ndarray]:
     """Student's t on the paired differences, the default of evaluation packages."""
+    m = sample.m
     t = (m.mean + options.margin) / np.sqrt(np.maximum(m.variance, 1e-300) / m.n_eff)
     return stats.t.sf(t, m.df), stats.t.cdf(t, m.df)
 
 
-def _plus_two(m: Moments, x: np.ndarray, options: StatsOptions) -> tuple[np.ndarray, np.ndarray]:
+def _plus_two(sample: Sample, options: StatsOptions) -> tuple[np.ndarray, np.ndarray]:
     """A pair at -1 and one at +1 as heavy as the heaviest cluster, binomial at whole losses, Student's t below."""
+    m = sample.m
     w = m.heaviest
     n = m.n_eff + 2 * w
     center = m.n_eff * m.mean / n
@@ -74,12 +107,12 @@ def _plus_two(m: Moments, x: np.ndarray, options: StatsOptions) -> tuple[np.ndar
     holds = np.maximum(
         stats.t.sf((center + options.margin) / se, m.df + 2), p_few_losses(whole, options.margin)
     )
-    return holds, _student(m, x, options)[1]
+    return holds, _student(sample, options)[1]
 
 
-def _betting(m: Moments, x: np.ndarray, options: StatsOptions) -> tuple[np.ndarray, np.ndarray]:
+def _betting(sample: Sample, options: StatsOptions) -> tuple[np.ndarray, np.ndarray]:
     """Betting (Waudby-Smith and Ramdas 2024) on differences mapped to 0..1, the capital a mean over a grid of bets."""
-    y, at = (x + 1) / 2, (1 - options.margin) / 2
+    y, at = (sample.setting - sample.full + 1) / 2, (1 - options.margin) / 2
     out = []
     for sign, room in ((1, at), (-1, 1 - at)):
         bets = (np.arange(1, _GRID + 1) / (_GRID + 1)) / room
@@ -87,6 +120,12 @@ def _betting(m: Moments, x: np.ndarray, options: StatsOptions) -> tuple[np.ndarr
         mixed = np.logaddexp.reduce(capital, axis=0) - np.log(_GRID)
         out.append(np.minimum(1.0, np.exp(-mixed.max(axis=0))))
     return out[0], out[1]
+
+
+def _evalstats(sample: Sample, options: StatsOptions) -> tuple[np.ndarray, np.ndarray]:
+    """Does the interval lie above, or below, the margin? It has no p-value for that: 0 says yes, 1 no."""
+    low, high = sample.of_evalstats
+    return np.where(low > -options.margin, 0.0, 1.0), np.where(high < -options.margin, 0.0, 1.0)
 
 
 RULES = {
@@ -103,26 +142,31 @@ RULES = {
     "betting": _betting,
     "Student's t": _student,
 }
+if pairwise_differences is not None:
+    RULES["evalstats' default"] = _evalstats
+# They take examples one by one, all of equal weight; the package's seeds would have to be given one by one, too.
+_ONE_TASK = ("betting", "evalstats' default")
+_ONE_SEED = ("evalstats' default",)
 
 
 def ablation_cell(shape: Shape, clusters: int, mean: float, reps: int, rng: np.random.Generator) -> dict:
     """Error rates of every rule with the margin at the true drop, and its power with the margin 0.03 beside it."""
     full, setting, row_sizes = shape.sample(rng, (clusters, reps))
-    tasks, x = shape.codes(clusters), setting - full
-    m = moments(x, full, tasks, "macro", row_sizes)
+    m = moments(setting - full, full, shape.codes(clusters), "macro", row_sizes)
+    sample = Sample(full, setting, m)
     cell = {"shape": shape.name, "clusters": clusters, "true_difference": mean, "rules": {}}
     for name, rule in RULES.items():
-        if name == "betting" and len(shape.tasks) > 1:
-            continue  # it bets on examples one by one, all of equal weight
+        if (name in _ONE_TASK and len(shape.tasks) > 1) or (name in _ONE_SEED and row_sizes is not None):
+            continue
         row = {}
         if mean < 0:
-            holds, falls = rule(m, x, StatsOptions(margin=-mean))
+            holds, falls = rule(sample, StatsOptions(margin=-mean))
             row = {"false_equivalent": float((holds < ALPHA).mean())}
             row["false_degraded"] = float((falls < ALPHA).mean())
         row["power_no_worse"] = float(
-            (rule(m, x, StatsOptions(margin=max(0.03, 0.03 - mean)))[0] < ALPHA).mean()
+            (rule(sample, StatsOptions(margin=max(0.03, 0.03 - mean)))[0] < ALPHA).mean()
         )
         if mean < -0.04:
-            row["power_degraded"] = float((rule(m, x, StatsOptions(margin=-mean - 0.03))[1] < ALPHA).mean())
+            row["power_degraded"] = float((rule(sample, StatsOptions(margin=-mean - 0.03))[1] < ALPHA).mean())
         cell["rules"][name] = row
     return cell

@@ -13,12 +13,24 @@ from semkv_bench.stats.multiplicity import adjusted, shares
 from semkv_bench.stats.pairing import SettingInfo
 from semkv_bench.stats.spending import Look
 
-__all__ = ["LEVELS", "CliffCell", "PlantedSets", "cliff_cell", "plant", "planted_name", "states_of"]
+__all__ = [
+    "LEVELS",
+    "CliffCell",
+    "PlantedSets",
+    "cliff_cell",
+    "cliff_cell_at_margin",
+    "plant",
+    "planted_name",
+    "states_of",
+]
 
 LEVELS = (16, 8, 6, 5, 4, 3, 2)
 TASKS = 3
 _AT_ONCE = 500
 _NAMES = ("degraded", "open", "holds")
+_RIGHT = 0.7  # answers that are right at first
+# F1: mean score, and what clipping at 0 and 1 (a quarter and 0.35 of the scores) takes from the fifth that is moved.
+_F1_MEAN, _F1_CLIPPED = 0.55, 0.2 * 0.1 * 0.3989423 * (0.35 - 0.25)
 _GRID = [SettingInfo(f"L{levels}", "uniform", "planted", log2(levels), None, None) for levels in LEVELS]
 
 
@@ -31,14 +43,29 @@ class PlantedSets:
     tasks: np.ndarray
 
 
-def plant(score: str, clusters: int, edge: int | None, reps: int, rng: np.random.Generator) -> PlantedSets:
+def _share_at(score: str, drop: float) -> float:
+    """Share of the answers that must be lost for a true drop of ``drop``."""
+    if score == "zero_one":
+        return drop / _RIGHT
+    return (drop - _F1_CLIPPED) / (_F1_MEAN - _F1_CLIPPED)
+
+
+def plant(
+    score: str,
+    clusters: int,
+    edge: int | None,
+    reps: int,
+    rng: np.random.Generator,
+    drop_at_edge: float | None = None,
+) -> PlantedSets:
     """Sets of three tasks: no drop above the cliff; 15, 30, 50, ... % of the answers lost below it.
 
-    ``edge`` is the place in ``LEVELS`` of the last setting that holds; None: all hold.
+    ``edge`` is the place in ``LEVELS`` of the last setting that holds; None: all hold. With ``drop_at_edge`` that
+    setting has exactly this true drop.
     """
     shape = (clusters, reps)
     if score == "zero_one":
-        full = (rng.random(shape) < 0.7).astype(float)
+        full = (rng.random(shape) < _RIGHT).astype(float)
     else:
         u = rng.random(shape)
         full = np.where(u < 0.25, 0.0, np.where(u < 0.6, 1.0, rng.beta(2, 2, shape)))
@@ -46,6 +73,8 @@ def plant(score: str, clusters: int, edge: int | None, reps: int, rng: np.random
     for place in range(len(LEVELS)):
         below = 0 if edge is None else max(0, place - edge)
         lost = (0.0, 0.15, 0.3, 0.5, 0.7, 0.9, 0.95)[below]
+        if place == edge and drop_at_edge is not None:
+            lost = _share_at(score, drop_at_edge)
         near = full
         if score != "zero_one":
             moved = rng.random(shape) < 0.2
@@ -131,3 +160,19 @@ def cliff_cell(score: str, clusters: int, edge: int | None, reps: int, rng: np.r
         sets = plant(score, clusters, edge, number, rng)
         cell.count(states_of(sets, options, clusters), edge)
     return cell
+
+
+def cliff_cell_at_margin(score: str, clusters: int, edge: int, reps: int, rng: np.random.Generator) -> dict:
+    """``LEVELS[edge]`` drops by exactly the margin, so a cliff errs by either claim: that it holds, that it falls."""
+    options, counts = StatsOptions(), {"says_holds": 0, "says_degraded": 0, "undetermined": 0}
+    place = len(LEVELS) - 1 - edge
+    for start in range(0, reps, _AT_ONCE):
+        sets = plant(score, clusters, edge, min(_AT_ONCE, reps - start), rng, options.margin)
+        patterns, times = np.unique(states_of(sets, options, clusters).T, axis=0, return_counts=True)
+        for pattern, number in zip(patterns, times, strict=True):
+            status, low, high = locate([_NAMES[code] for code in pattern[::-1]])
+            counts["undetermined"] += int(number) * (status == "undetermined")
+            counts["says_holds"] += int(number) * (high is not None and high <= place)
+            counts["says_degraded"] += int(number) * (low is not None and low >= place)
+    known = {"score": score, "clusters": clusters, "levels": LEVELS[edge], "reps": reps}
+    return known | {name: number / reps for name, number in counts.items()}

@@ -4,6 +4,7 @@ from calibration.planted import CliffCell
 
 __all__ = [
     "ablation_table",
+    "at_margin_table",
     "cliff_table",
     "coverage_table",
     "exact_table",
@@ -92,6 +93,23 @@ def cliff_table(cells: list[CliffCell]) -> str:
         for c in cells
     ]
     return markdown(head, rows)
+
+
+def at_margin_table(cells: list[dict]) -> str:
+    """A grid point exactly at the margin: how often the cliff says that it holds, that it falls, either."""
+    rows = [
+        (
+            c["score"],
+            str(c["clusters"]),
+            str(c["levels"]),
+            *(_share(c[name]) for name in ("says_holds", "says_degraded")),
+            _share(c["says_holds"] + c["says_degraded"]),
+            _share(c["undetermined"]),
+        )
+        for c in cells
+    ]
+    head = ("score", "n", "levels at the margin", "said to hold", "said to be degraded", "either")
+    return markdown((*head, "undetermined"), rows)
 
 
 def power_table(cases: list[dict]) -> str:
@@ -200,17 +218,22 @@ def margin_table(cells: list[dict]) -> str:
 
 
 def ablation_table(cells: list[dict]) -> str:
-    """A row a rule: the worst error rates over all shapes and sizes, and the mean power."""
+    """A row a rule: the worst error rates over all shapes and sizes, and the mean power.
+
+    A rule that is not made for some of the cells has the deciding rule's power on its cells beside its own.
+    """
+    names = list(dict.fromkeys(name for c in cells for name in c["rules"]))
     rows = []
-    for name in dict.fromkeys(name for c in cells for name in c["rules"]):
+    for name in names:
+        mine = [c["rules"] for c in cells if name in c["rules"]]
         row = [name]
         for field in ("false_equivalent", "false_degraded"):
             held = [(c["rules"][name][field], c) for c in cells if field in c["rules"].get(name, {})]
             worst, cell = max(held, key=lambda pair: pair[0])
             row.append(f"{worst:.3f} ({cell['shape']}, n = {cell['clusters']})")
         for field in ("power_no_worse", "power_degraded"):
-            held = [c["rules"][name][field] for c in cells if field in c["rules"].get(name, {})]
-            row.append(f"{sum(held) / len(held):.3f}")
+            beside = f" ({_mean(mine, names[0], field)} decides)" if len(mine) < len(cells) else ""
+            row.append(_mean(mine, name, field) + beside)
         rows.append(tuple(row))
     head = (
         "rule",
@@ -220,3 +243,8 @@ def ablation_table(cells: list[dict]) -> str:
         "mean power degraded",
     )
     return markdown(head, rows)
+
+
+def _mean(rules: list[dict], name: str, field: str) -> str:
+    held = [each[name][field] for each in rules if field in each[name]]
+    return f"{sum(held) / len(held):.3f}"
