@@ -76,15 +76,17 @@ def _run(settings, rule, tails, calls, turn=None, leave=None):
     return held, book
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("name", QUANTIZERS)
-def test_a_row_is_the_same_alone_and_together_whatever_the_calls(name, rule):
+ONE_BY_ONE = [1] * TAIL
+CHUNKS = [7] * 10 + [16] * 5  # a turn ends after 70 tokens, as it does one by one
+
+
+def _same_in_any_company(name, rule):
+    """A row's states one token at a time, in chunks, beside a row that ends, and alone; those of the chunks."""
     settings, tails = settings_of(name), _states(4, TAIL, 2)
-    together, book = _run(settings, RULES[rule], tails, [1] * TAIL, turn=70)
-    chunks = [7] * 10 + [16] * 5  # the turn ends where it did, after 70 tokens
-    in_chunks, _ = _run(settings, RULES[rule], tails, chunks, turn=10)
-    left, _ = _run(settings, RULES[rule], tails, chunks, turn=10, leave=(2, 4))
-    alone, alone_book = _run(settings[1:2], RULES[rule], tails[:, 1:2], chunks, turn=10)
+    together, book = _run(settings, RULES[rule], tails, ONE_BY_ONE, turn=70)
+    in_chunks, _ = _run(settings, RULES[rule], tails, CHUNKS, turn=10)
+    left, _ = _run(settings, RULES[rule], tails, CHUNKS, turn=10, leave=(2, 4))
+    alone, alone_book = _run(settings[1:2], RULES[rule], tails[:, 1:2], CHUNKS, turn=10)
     assert alone_book[0] == book[1]
     for side in range(2):
         for index in range(4):
@@ -94,6 +96,30 @@ def test_a_row_is_the_same_alone_and_together_whatever_the_calls(name, rule):
                 assert torch.equal(left[index][side], in_chunks[index][side]), (index, side)
         assert torch.equal(alone[0][side], in_chunks[1][side])
         assert not torch.equal(together[1][side], together[0][side])
+    return in_chunks
+
+
+# Every quantizer, and in turn every rule: all of both is the slow test below.
+@pytest.mark.parametrize(
+    ("name", "rule"), [(name, list(RULES)[k % len(RULES)]) for k, name in enumerate(QUANTIZERS)]
+)
+def test_a_row_is_the_same_alone_and_together_whatever_the_calls(name, rule):
+    _same_in_any_company(name, rule)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", QUANTIZERS)
+def test_every_quantizer_under_every_rule_in_batches_of_any_size(name, rule):
+    in_chunks = _same_in_any_company(name, rule)
+    settings, tails = settings_of(name), _states(4, TAIL, 2)
+    for max_rows in (1, 2, 3):
+        for start in range(0, len(settings), max_rows):
+            batch = slice(start, start + max_rows)
+            held, _ = _run(settings[batch], RULES[rule], tails[:, batch], CHUNKS, turn=10)
+            for index, states in held.items():
+                for side in range(2):
+                    assert torch.equal(states[side], in_chunks[start + index][side]), (max_rows, start, side)
 
 
 @pytest.mark.parametrize("quantizer", [Affine, TurboQuant])
