@@ -12,7 +12,7 @@ from scipy import stats
 from calibration.shapes import Shape
 from semkv_bench.stats import StatsOptions, guarded
 from semkv_bench.stats.equivalence import p_degraded, p_no_worse
-from semkv_bench.stats.guarded import Moments, moments, p_above, p_below, p_few_losses
+from semkv_bench.stats.guarded import Moments, moments, p_above, p_below, p_few_losses, p_unseen_losses
 
 try:  # the package is no dependency: without it its row is missing
     from evalstats.core.paired import pairwise_differences
@@ -75,7 +75,13 @@ def _patched(constants: dict[str, float]):
 
 
 def _no_binomial(sample: Sample, options: StatsOptions) -> tuple[np.ndarray, np.ndarray]:
-    return p_above(sample.m, -options.margin), p_degraded(sample.m, options)
+    above, unseen = p_above(sample.m, -options.margin), p_unseen_losses(sample.m, options.margin)
+    return np.maximum(above, unseen), p_degraded(sample.m, options)
+
+
+def _no_unseen_losses(sample: Sample, options: StatsOptions) -> tuple[np.ndarray, np.ndarray]:
+    few = p_few_losses(sample.m, options.margin)
+    return np.maximum(p_above(sample.m, -options.margin), few), p_degraded(sample.m, options)
 
 
 def _no_unseen_gains(sample: Sample, options: StatsOptions) -> tuple[np.ndarray, np.ndarray]:
@@ -131,12 +137,12 @@ def _evalstats(sample: Sample, options: StatsOptions) -> tuple[np.ndarray, np.nd
 RULES = {
     "guarded (decides)": _guarded,
     "without the binomial rule": _no_binomial,
+    "without unseen losses": _no_unseen_losses,
     "without unseen gains": _no_unseen_gains,
     "without Johnson's term": _without(SKEW_CAP=0.0),
     "Johnson's term not capped": _without(SKEW_CAP=0.99),
     "LOSS_WEIGHT 1": _without(LOSS_WEIGHT=1.0),
-    "KNOWN not used": _without(KNOWN=20.0001),
-    "ENOUGH without limit": _without(ENOUGH=1e9, KNOWN=2e9),
+    "ENOUGH without limit": _without(ENOUGH=1e9),
     "guards of weight one": _not_heaviest,
     "plus-two, twelve lines": _plus_two,
     "betting": _betting,

@@ -95,6 +95,17 @@ def stakes(loss: float) -> Draw:
     return draw
 
 
+def rare(share: float, noise: float) -> Draw:
+    """A ``share`` of the scores are 1, and all of those are lost; the rest are about 0.1 and differ by ``noise``."""
+
+    def draw(rng, shape):
+        high = rng.random(shape) < share
+        full = np.where(high, 1.0, 0.1 + 0.05 * rng.random(shape))
+        return full, np.where(high, 0.0, full + noise * rng.standard_normal(shape))
+
+    return draw
+
+
 def in_first_task(tasks: tuple[int, ...], first: Draw, others: Draw) -> Draw:
     """``first`` in the clusters of the first task, ``others`` in the rest."""
 
@@ -283,6 +294,26 @@ HARD = (
     Shape("similarity", "edit similarity, noise of 0.1 on every pair, 0.03 lower", similarity(0.1, 0.03)),
     Shape("flips", "0/1, 15 % lose, 12 % gain", zero_one(0.15, 0.12)),
     Shape("steady_gains", "all 0.04 lower, 1 % jump to 1", steady(0.04, 0.01), mean=-0.04 + 0.01 * 0.59),
+    Shape(
+        "rare_3",
+        "3 % of the scores are 1 and lost, the rest 0.1 and differ by 0.01",
+        rare(0.03, 0.01),
+        mean=-0.03,
+    ),
+    Shape(
+        "macro_rare",
+        "3 tasks of sizes 1:4:4, in the small one 9 % of the scores are 1 and lost, all others differ by 0.01",
+        in_first_task((1, 4, 4), rare(0.09, 0.01), rouge(0.01, 0.0)),
+        (1, 4, 4),
+        mean=-0.03,
+    ),
+    Shape(
+        "macro_small_f1",
+        "4 tasks of sizes 1:5:5:5, F1, 30 % lost in the small one only, the others ROUGE and differ by 0.02",
+        in_first_task((1, 5, 5, 5), f1(0.3, 0.3), rouge(0.02, 0.0)),
+        (1, 5, 5, 5),
+        mean=-(0.3 * 0.55 + 0.3 * 0.5 * (0.55 / 4 - 0.45 / 8)) / 4,
+    ),
 )
 
 

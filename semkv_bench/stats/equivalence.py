@@ -16,6 +16,7 @@ from semkv_bench.stats.guarded import (
     p_below,
     p_few_losses,
     p_unseen_gains,
+    p_unseen_losses,
     score_interval,
 )
 from semkv_bench.stats.multiplicity import Shares, adjusted, holm, shares, weight_reached
@@ -168,9 +169,11 @@ def _p_value(test: Callable, m: Moments, paired: PairedScores, options: StatsOpt
 def p_no_worse(m: Moments, options: StatsOptions) -> np.ndarray:
     """One-sided p-value of non-inferiority: small means that a drop beyond the margin is ruled out.
 
-    See :func:`semkv_bench.stats.guarded.p_few_losses` for what guards it where few pairs differ.
+    See :func:`semkv_bench.stats.guarded.p_few_losses` and :func:`semkv_bench.stats.guarded.p_unseen_losses` for
+    what guards it where few pairs differ, or few have been seen.
     """
-    return np.maximum(p_above(m, -options.margin), p_few_losses(m, options.margin))
+    margin = options.margin
+    return np.maximum.reduce([p_above(m, -margin), p_few_losses(m, margin), p_unseen_losses(m, margin)])
 
 
 def p_no_better(m: Moments, options: StatsOptions) -> np.ndarray:

@@ -8,10 +8,11 @@ much where many pairs differ by little, so each bound is guarded on its own side
 have not yet shown:
 
 * All pairs tie: exactly plus-two, both bounds. That alone would call a sample equivalent too early, see
-  :func:`p_few_losses`.
+  :func:`p_few_losses`; nor is any sample that is too small to have seen a rare whole loss, see
+  :func:`p_unseen_losses`.
 * Lower bound, which decides equivalence: one tie and ``LOSS_WEIGHT`` pairs that lose everything. "Everything"
-  is the whole scale while few pairs differ and shades, by ``ENOUGH`` differing pairs of ``KNOWN``, into the
-  size of a whole loss in these data: the mean of the reference's scores, each weighted with its square, so
+  is the whole scale while few pairs differ and shades, by ``ENOUGH`` differing pairs, into the size of a whole loss
+  in these data: the mean of the reference's scores, each weighted with its square, so
   that a few large scores among many small ones count (1 for 0/1 scores, 0.33 for ROUGE around 0.27), or that
   of the differences where it is larger. A cluster of several seeds or turns is lost whole only if they are
   lost together; as far as the data show that they are lost one by one, the size shrinks.
@@ -48,12 +49,13 @@ __all__ = [
     "p_below",
     "p_few_losses",
     "p_unseen_gains",
+    "p_unseen_losses",
     "score_interval",
     "task_weights",
     "upper_side",
 ]
 
-ENOUGH, KNOWN = 20.0, 50.0
+ENOUGH = 20.0
 LOSS_WEIGHT = 1.5
 SKEW_CAP = 0.36
 TIE = 1e-12
@@ -261,15 +263,13 @@ def lower_side(m: Moments) -> Side:
 
 
 def _unseen(m: Moments) -> np.ndarray:
-    """How little the sample says about the size of a loss, from 1 to 0: few pairs differ, or there are few."""
-    few = (KNOWN - m.n_eff) / (KNOWN - ENOUGH)
-    return np.clip(np.maximum(1 - m.differing / ENOUGH, few), 0, 1)
+    """How little the sample says about the size of a change, from 1 to 0: few pairs differ."""
+    return np.clip(1 - m.differing / ENOUGH, 0, 1)
 
 
 def upper_side(m: Moments) -> Side:
     """The bound that must fall below -margin for degradation, below 0 for a detectable loss (positive ``t``)."""
-    fresh = np.clip(1 - m.differing / ENOUGH, 0, 1)
-    tied = np.clip(1 - m.differing, 0, 1)
+    fresh, tied = _unseen(m), np.clip(1 - m.differing, 0, 1)
     second = np.clip(2 - 2 * np.minimum(m.differing, m.near) / ENOUGH, 0, 1)
     high = fresh + (1 - fresh) * m.mean
     return _with_guards(_tied(m, tied), -tied, second, high, np.ones_like(fresh))
@@ -341,7 +341,7 @@ def p_few_losses(m: Moments, margin: float) -> np.ndarray:
     the level: n ties have probability ``(1 - margin / size)**n``, and at a margin of 0.03 it takes 99 of them to
     pass at 0.05. That matters where alpha is shared among many settings, and the normal approximation of
     :func:`p_above` does not reach so far out. The size is the whole scale while few pairs differ and shades, by
-    ``ENOUGH`` differing pairs of ``KNOWN``, into that of the differences seen. The drop may lie anywhere: all over
+    ``ENOUGH`` differing pairs, into that of the differences seen. The drop may lie anywhere: all over
     the sample, or in the tasks whose clusters weigh most, where fewer losses make it up; the largest of these
     chances counts.
     """
@@ -355,17 +355,29 @@ def p_few_losses(m: Moments, margin: float) -> np.ndarray:
     return np.maximum(anywhere, np.where(rate < 1, in_heavy, 0.0).max(axis=1))
 
 
-def p_unseen_gains(m: Moments, margin: float) -> np.ndarray:
-    """Chance that a sample holds none of the gains that would lift its average back to ``-margin``.
+def p_unseen_losses(m: Moments, margin: float) -> np.ndarray:
+    """Chance that a sample holds none of the whole losses that would pull its average down to ``-margin``.
 
-    Where all pairs lose a little, a rare answer that turns from bad to perfect makes up for many of them, and most
-    samples hold none. Gains of the whole scale are the fewest that suffice; they too may all lie in the tasks
-    whose clusters weigh most.
+    However many pairs differ by a little, they say nothing of a rare answer that is lost whole: at a margin of
+    0.03 and an average of 0 it takes 99 clusters to see one with 95 %. Losses of the whole scale are the fewest that
+    suffice; they may all lie in the tasks whose clusters weigh most.
     """
-    short = np.maximum(-margin - m.mean, 0)
-    anywhere = _p_none(short, m.n_eff)
-    share = np.maximum(m.heavy_weight, TIE)
-    return np.maximum(anywhere, _p_none(short[:, None] / share, m.heavy_clusters).max(axis=1))
+    return _p_unseen(margin + m.mean, m)
+
+
+def p_unseen_gains(m: Moments, margin: float) -> np.ndarray:
+    """The same of the gains that would lift its average back to ``-margin``.
+
+    Where all pairs lose a little, a rare answer that turns from bad to perfect makes up for many of them.
+    """
+    return _p_unseen(-margin - m.mean, m)
+
+
+def _p_unseen(distance: np.ndarray, m: Moments) -> np.ndarray:
+    """Chance of none of the whole changes that make up ``distance``: anywhere, or in the heaviest clusters."""
+    rate, share = np.maximum(distance, 0), np.maximum(m.heavy_weight, TIE)
+    in_heavy = _p_none(rate[:, None] / share, m.heavy_clusters).max(axis=1)
+    return np.maximum(_p_none(rate, m.n_eff), in_heavy)
 
 
 def _p_none(rate: np.ndarray, n: np.ndarray) -> np.ndarray:

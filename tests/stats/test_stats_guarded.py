@@ -16,6 +16,8 @@ from semkv_bench.stats.guarded import (
     p_above,
     p_below,
     p_few_losses,
+    p_unseen_gains,
+    p_unseen_losses,
     score_interval,
     task_weights,
     upper_side,
@@ -281,3 +283,39 @@ def test_coverage_where_seeds_are_lost_one_by_one():
     mean = 0.8 * (0.05 * -1 + 0.95 * 0.3 * -0.15)
     # three standard errors of the simulation are 0.003
     assert 0.94 - 0.003 < ((low <= mean) & (mean <= high)).mean() < 0.975 + 0.003
+
+
+def test_what_a_sample_is_too_small_to_have_seen_is_not_ruled_out():
+    # all differ by a hair, so the size of a loss seems known: none of a share of 0.03 is seen in 98 with more than 5 %
+    noise = np.tile([0.001, -0.001], 100)
+    for n, passes in ((98, False), (100, True)):
+        m = sample(noise[:n], full=np.full(n, 0.1))
+        assert p_above(m, -0.03)[0] < 1e-3
+        assert p_unseen_losses(m, 0.03)[0] == pytest.approx(0.97**n)
+        assert (p_no_worse(m, StatsOptions(margin=0.03))[0] < 0.05) == passes
+    # what is lost already leaves less to go: 0.01 of the average, 0.02 unseen
+    assert p_unseen_losses(sample(np.full(100, -0.01)), 0.03)[0] == pytest.approx(0.98**100)
+    assert p_unseen_losses(sample(np.full(100, -0.04)), 0.03)[0] == 1
+
+
+def test_unseen_changes_may_all_lie_in_a_small_task():
+    # three tasks: 10, 45 and 45 examples; a drop of 0.03 is one of 0.09 in the small one
+    tasks = [0] * 10 + [1] * 45 + [2] * 45
+    m = sample(np.tile([0.001, -0.001], 50), full=np.full(100, 0.1), tasks=tasks)
+    assert p_unseen_losses(m, 0.03)[0] == pytest.approx(0.91**10)
+    lost = sample(np.full(100, -0.04) + np.tile([0.001, -0.001], 50), tasks=tasks)
+    # 0.01 of gains would lift it back to the margin: all from the small task's 0.03
+    assert p_unseen_gains(lost, 0.03)[0] == pytest.approx(0.97**10)
+    assert p_unseen_gains(lost, 0.04)[0] == pytest.approx(1)
+
+
+@pytest.mark.parametrize(("share", "n"), [(0.03, 50), (0.03, 99), (0.1, 29)])
+def test_a_rare_whole_loss_among_small_differences_stays_within_alpha(share, n):
+    """A few scores are 1 and all of them are lost, the rest 0.1 and differ by a hundredth: many samples hold none."""
+    rng = np.random.default_rng(1)
+    high = rng.random((n, 2000)) < share
+    full = np.where(high, 1.0, 0.1)
+    x = np.where(high, -1.0, 0.01 * rng.standard_normal(high.shape))
+    m = moments(x, full, np.zeros(n, dtype=int), "macro")
+    assert (p_above(m, -share) < 0.05).mean() > 0.04  # the interval alone: none was seen
+    assert (p_no_worse(m, StatsOptions(margin=share)) < 0.05).mean() <= 0.055
