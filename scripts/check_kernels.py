@@ -1,12 +1,15 @@
-"""Compile every Triton kernel in every configuration for GPUs that need not be there.
+"""Compile every Triton kernel for GPUs that need not be there, once for each kind of code it becomes.
 
 Writes a table of registers, spilled bytes and shared memory as the assemblers report them. Arguments
-are captured from the real launches on CPU tensors, so what is compiled is what would run.
+are captured from the real launches on CPU tensors, so what is compiled is what would run. From a base
+case of each kernel one thing at a time is varied that changes its code: the type, the width of a vector,
+the grouping, how many classes of levels there are and how wide their groups are read. Level counts that
+come to the same code are one case.
 """
 
 import argparse
+import ast
 import hashlib
-import itertools
 import json
 import os
 import re
@@ -14,8 +17,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -40,11 +44,15 @@ TARGETS = {
     "cuda:100": GPUTarget("cuda", 100, 32),
     "hip:gfx942": GPUTarget("hip", "gfx942", 64),
 }
-HEAD_DIMS = (64, 80, 96, 128, 256)
+BASE_TARGETS = ("cuda:80", "cuda:100")  # the base cases alone; the others get every case
+HEAD_DIM = 128
+OTHER_HEAD_DIMS = (64, 80, 96, 256)
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+# A mix of levels sets the bits of a token's class (0, 1, 2, 4) and the arithmetic (28, 56, 104 bits).
+BASE_MIX = "two-level"
 MIXES = {
-    "uniform": (5,),
     "two-level": (5, 6),
+    "uniform": (5,),
     "wide": (4, 11),
     "all": tuple(range(2, 17)),
     "two limbs": (5, 242),
@@ -111,67 +119,108 @@ _TYPE_NAMES = {
 }
 
 
-def configurations(quick: bool) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Name and call of every configuration; ``quick`` keeps a few of each kernel."""
-    head_dims = (80,) if quick else HEAD_DIMS
-    dtypes = {"bfloat16": torch.bfloat16} if quick else DTYPES
+@dataclass(frozen=True)
+class Case:
+    """One way to launch a kernel; ``base`` cases are compiled for every target."""
+
+    name: str
+    call: Callable[[], object]
+    base: bool = False
+
+
+def cases() -> Iterator[Case]:
+    """Every case, a kernel's base case first."""
+    yield from affine_cases()
+    yield from codebook_cases()
+    yield from packing_cases()
+    yield from attention_cases()
+
+
+def affine_cases() -> Iterator[Case]:
+    """Codes and values by type, width and grouping."""
     levels = torch.randint(2, 17, (3, 1000))
-    for head_dim, (name, dtype) in itertools.product(head_dims, dtypes.items()):
-        x = torch.zeros(2, 1000, head_dim, dtype=dtype)
-        for group in (head_dim,) if quick else (head_dim, 16):
-            label = f"head_dim={head_dim} group={group} {name}"
-            yield f"affine codes {label}", lambda x=x, g=group: affine_triton.affine_quantize(x, levels, g)
-            yield (
-                f"affine values {label}",
-                lambda x=x, g=group: affine_triton.affine_quantize_dequantize(x, levels, g),
-            )
+    shapes = [(HEAD_DIM, HEAD_DIM, "bfloat16"), (HEAD_DIM, 16, "bfloat16")]
+    shapes += [(HEAD_DIM, HEAD_DIM, name) for name in DTYPES if name != "bfloat16"]
+    shapes += [(head_dim, head_dim, "bfloat16") for head_dim in OTHER_HEAD_DIMS]
+    for index, (head_dim, group, name) in enumerate(shapes):
+        x = torch.zeros(2, 1000, head_dim, dtype=DTYPES[name])
+        label = f"head_dim={head_dim} group={group} {name}"
+        codes = partial(affine_triton.affine_quantize, x, levels, group)
+        values = partial(affine_triton.affine_quantize_dequantize, x, levels, group)
+        yield Case(f"affine codes {label}", codes, base=not index)
+        yield Case(f"affine values {label}", values, base=not index)
     one = torch.zeros(1, 1, 64)
-    yield "affine codes one token", lambda: affine_triton.affine_quantize(one, levels[:1, :1], 64)
-    for head_dim in head_dims:
-        tables = codebook_tables(head_dim, 16, CPU)
-        y = torch.zeros(2, 1000, head_dim)
-        yield (
-            f"codebook codes head_dim={head_dim}",
-            lambda y=y, t=tables: codebook_triton.codebook_quantize(y, levels, t),
-        )
-        yield (
-            f"codebook values head_dim={head_dim}",
-            lambda y=y, t=tables: codebook_triton.codebook_quantize_dequantize(y, levels, t),
-        )
-    yield from packed_configurations(head_dims, ("two-level",) if quick else tuple(MIXES))
+    yield Case("affine codes one token", partial(affine_triton.affine_quantize, one, levels[:1, :1], 64))
 
 
-def packed_configurations(
-    head_dims: tuple[int, ...], mixes: tuple[str, ...]
-) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Packing, unpacking and attention for every mix of levels and pair of codings."""
-    for head_dim, mix in itertools.product(head_dims, mixes):
-        label = f"head_dim={head_dim} {mix}"
-        layout = _layout(mix, head_dim)
+def codebook_cases() -> Iterator[Case]:
+    """Codes and values by width; the size of the codebooks is read at run time."""
+    levels = torch.randint(2, 17, (3, 1000))
+    for head_dim in (HEAD_DIM, *OTHER_HEAD_DIMS):
+        y, tables = torch.zeros(2, 1000, head_dim), codebook_tables(head_dim, 16, CPU)
+        codes = partial(codebook_triton.codebook_quantize, y, levels, tables)
+        values = partial(codebook_triton.codebook_quantize_dequantize, y, levels, tables)
+        yield Case(f"codebook codes head_dim={head_dim}", codes, base=head_dim == HEAD_DIM)
+        yield Case(f"codebook values head_dim={head_dim}", values, base=head_dim == HEAD_DIM)
+
+
+def packing_cases() -> Iterator[Case]:
+    """Packing and unpacking by mix and width; values also by coding and type."""
+    for head_dim, mix in _widths_and_mixes():
+        base = (head_dim, mix) == (HEAD_DIM, BASE_MIX)
+        label, layout = f"head_dim={head_dim} {mix}", _layout(mix, head_dim)
         codes = torch.zeros(2, 1000, head_dim, dtype=torch.uint8)
-        yield f"pack {label}", lambda c=codes, t=layout: packing_triton.pack(c, t)
-        yield f"unpack {label}", lambda t=layout: packing_triton.unpack(_words(t), t)
-        coded = {kind: _vectors(layout, kind) for kind in ("affine", "grouped", "codebook")}
-        for kind, vectors in coded.items():
-            yield (
-                f"unpack {kind} {label}",
-                lambda v=vectors: packing_triton.unpack_dequantize(v, torch.bfloat16),
-            )
-        other = _vectors(_layout("uniform", head_dim), "affine")
-        pairs = {
-            "affine": (coded["affine"], coded["affine"], 4),
-            "affine, 1 query": (coded["affine"], coded["affine"], 1),
-            "affine, 8 queries": (coded["affine"], coded["affine"], 8),
-            "codebook": (coded["codebook"], coded["codebook"], 4),
-            "codebook keys, grouped values": (coded["codebook"], coded["grouped"], 4),
-            "two layouts": (coded["affine"], other, 4),
-        }
+        yield Case(f"pack {label}", partial(packing_triton.pack, codes, layout), base)
+        yield Case(f"unpack {label}", partial(packing_triton.unpack, _words(layout), layout), base)
+        for kind in ("affine", "grouped", "codebook") if base else ("affine",):
+            yield _values_case(layout, kind, label, "bfloat16", base)
+    for name in ("float16", "float32"):
+        layout = _layout(BASE_MIX, HEAD_DIM)
+        yield _values_case(layout, "affine", f"head_dim={HEAD_DIM} {BASE_MIX}", name, base=False)
+
+
+def _values_case(layout: PackedLayout, kind: str, label: str, dtype: str, base: bool) -> Case:
+    call = partial(packing_triton.unpack_dequantize, _vectors(layout, kind), DTYPES[dtype])
+    return Case(f"unpack {kind} {label} {dtype}", call, base)
+
+
+def attention_cases() -> Iterator[Case]:
+    """Attention by mix, width, pair of codings and queries a head."""
+    for head_dim, mix in _widths_and_mixes():
+        base = (head_dim, mix) == (HEAD_DIM, BASE_MIX)
+        layout = _layout(mix, head_dim)
+        affine, other = _vectors(layout, "affine"), _vectors(_layout("uniform", head_dim), "affine")
+        pairs = {"affine": (affine, affine, 4)}
+        if base:
+            codebook, grouped = _vectors(layout, "codebook"), _vectors(layout, "grouped")
+            pairs["affine, 1 query"] = (affine, affine, 1)
+            pairs["affine, 8 queries"] = (affine, affine, 8)
+            pairs["codebook"] = (codebook, codebook, 4)
+            pairs["codebook keys, grouped values"] = (codebook, grouped, 4)
+            pairs["two layouts"] = (affine, other, 4)
         for kind, (keys, values, group) in pairs.items():
             query = torch.zeros(2 * group, head_dim, dtype=torch.bfloat16)
-            yield (
-                f"attention {kind} {label}",
-                lambda q=query, k=keys, v=values: attention_triton.packed_attention(q, k, v, 0.1),
-            )
+            call = partial(attention_triton.packed_attention, query, keys, values, 0.1)
+            yield Case(f"attention {kind} head_dim={head_dim} {mix}", call, base)
+
+
+def _widths_and_mixes() -> list[tuple[int, str]]:
+    others = [(HEAD_DIM, mix) for mix in MIXES if mix != BASE_MIX]
+    return [(HEAD_DIM, BASE_MIX), *others, *((head_dim, BASE_MIX) for head_dim in OTHER_HEAD_DIMS)]
+
+
+def compilations(targets: Iterable[str]) -> Iterator[tuple[str, str, Launch]]:
+    """Name, target and launch of all that is compiled: each code once for a target."""
+    seen = set()
+    for case in cases():
+        for target in targets:
+            if target in BASE_TARGETS and not case.base:
+                continue
+            (launch,) = capture(case.call, TARGETS[target].backend)
+            code = (target, launch.kernel.__name__, source_of(launch).hash(), str(launch.options))
+            if code not in seen:
+                seen.add(code)
+                yield case.name, target, launch
 
 
 def _layout(mix: str, head_dim: int) -> PackedLayout:
@@ -233,41 +282,54 @@ def _amd_usage(assembly: str) -> dict[str, int]:
 
 
 def source_digest() -> str:
-    """Digest of the kernels' source: a committed table belongs to it."""
+    """Digest of the kernels' code, its comments and docstrings left out: a committed table belongs to it."""
     folder = Path(affine_triton.__file__).parent
     files = sorted([*folder.glob("*_triton.py"), folder / "launch.py", folder / "packed_rows.py"])
-    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
+    code = "".join(_code_of(path.read_text()) for path in files)
+    return hashlib.sha256(code.encode()).hexdigest()[:16]
+
+
+def _code_of(source: str) -> str:
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.FunctionDef) and ast.get_docstring(node) is not None:
+            node.body = node.body[1:]
+    return ast.dump(tree)
+
+
+def write_table(rows: list[dict], path: Path) -> None:
+    """One line a row, after the digest of the source and Triton's version."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = ",\n  ".join(json.dumps(row) for row in rows)
+    head = json.dumps({"source": source_digest(), "triton": triton.__version__})[:-1]
+    path.write_text(f'{head}, "rows": [\n  {lines}\n]}}\n')
 
 
 def main() -> int:
-    """Compile, print a line for each configuration, write the table; 1 if one does not compile."""
+    """Compile, print a line for each case, write the table; 1 if one does not compile."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--targets", nargs="+", default=list(TARGETS), choices=list(TARGETS))
-    parser.add_argument("--quick", action="store_true", help="a few configurations of each kernel")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="these cases alone")
     parser.add_argument("--out", type=Path, help="where to write the table, JSON")
     options = parser.parse_args()
 
     rows, failures, started = [], 0, time.monotonic()
-    for name, call in configurations(options.quick):
-        for target in options.targets:
-            try:
-                (launch,) = capture(call, TARGETS[target].backend)
-                usage = compile_for(launch, TARGETS[target])
-            except Exception as error:
-                failures += 1
-                print(f"FAILED  {target:10} {name}: {error}", file=sys.stderr)
-                continue
-            rows.append({"kernel": name, "target": target, **usage})
-            print(f"{target:10} {name:70} {usage}", flush=True)
+    for name, target, launch in compilations(options.targets):
+        if options.only and name not in options.only:
+            continue
+        try:
+            usage = compile_for(launch, TARGETS[target])
+        except Exception as error:
+            failures += 1
+            print(f"FAILED  {target:10} {name}: {error}", file=sys.stderr)
+            continue
+        rows.append({"kernel": name, "target": target, **usage})
+        print(f"{target:10} {name:70} {usage}", flush=True)
     spilling = sum(row["spilled"] > 0 for row in rows)
     print(f"{len(rows)} compiled, {failures} failed, {spilling} spill, {time.monotonic() - started:.0f} s")
     if options.out and not failures:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        table = {"source": source_digest(), "triton": triton.__version__, "rows": rows}
-        lines = ",\n  ".join(json.dumps(row) for row in rows)
-        head = json.dumps({key: table[key] for key in ("source", "triton")})[:-1]
-        options.out.write_text(f'{head}, "rows": [\n  {lines}\n]}}\n')
-    return 1 if failures else 0
+        write_table(rows, options.out)
+    return 1 if failures or not rows else 0
 
 
 if __name__ == "__main__":

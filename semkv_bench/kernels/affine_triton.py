@@ -13,6 +13,7 @@ from torch import Tensor
 from semkv_bench.kernels.launch import (
     finite_cast,
     finite_or_flag,
+    launch,
     round_half_even,
     rows_per_program,
     to_float16,
@@ -47,6 +48,12 @@ def affine_kernel(
     ROWS: tl.constexpr,
     CODES: tl.constexpr,  # write codes and metadata, or else values
 ):
+    """Code ROWS groups of GROUP values with every setting's levels, or decode them again at once.
+
+    With low and high of a group and L levels: zero = float16(low), scale = float16((high - low) / (L - 1)),
+    code = round_half_even(min(max(x - zero, 0) / scale, L - 1)), value = zero + code * scale. A program has
+    rows ``program_id(0) * ROWS + [0, ROWS)`` of (token, group) pairs of head ``program_id(1)``.
+    """
     head = tl.program_id(1).to(tl.int64)
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     token = row // GROUPS
@@ -120,7 +127,10 @@ def _launch(
     flag = torch.zeros(1, dtype=torch.int32, device=x.device)
     groups, width = head_dim // group_size, triton.next_power_of_2(group_size)
     rows = min(rows_per_program(width), triton.next_power_of_2(tokens * groups))
-    affine_kernel[(triton.cdiv(tokens * groups, rows), heads)](
+    launch(
+        affine_kernel,
+        (triton.cdiv(tokens * groups, rows), heads),
+        x,
         x,
         levels,
         out,

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from semkv_bench.kernels.attention_reference import merge_attention
+from semkv_bench.kernels.launch import launch
 from semkv_bench.kernels.packed import PackedVectors, arithmetic, class_table, plan_tables
 from semkv_bench.kernels.packed_rows import dequantize, load_codes, locate
 from semkv_bench.kernels.packing_triton import tile_tokens
@@ -23,24 +24,49 @@ _MOST_PARTS = 128
 
 
 @triton.jit
+def locate_tile(
+    token_class, class_levels, plans, head, block, start, tokens, classes,
+    CLASS_BITS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """``locate`` for TILE tokens of one head: levels, digits, bits, rank and the class's first bit."""
+    levels, digits, bits, rank, base, head_bits = locate(
+        token_class, class_levels, plans, block, start, tokens, classes, CLASS_BITS, HEAD_DIM, BLOCK, TILE
+    )
+    return levels, digits, bits, rank, base + head * head_bits
+
+
+@triton.jit
+def fade_in(scores, highest, total):
+    """One step of an online softmax over scores [QUERIES, TILE] in units of log 2.
+
+    Returns weights exp2(score - new maximum), the factor by which all before fades, and the new maximum and
+    sum of weights [QUERIES]. The first tile of a part always has a token, so the maximum is finite from then on.
+    """
+    new_highest = tl.maximum(highest, tl.max(scores, axis=1))
+    weights = tl.exp2(scores - new_highest[:, None])
+    fade = tl.exp2(highest - new_highest)
+    return weights, fade, new_highest, total * fade + tl.sum(weights, axis=1)
+
+
+@triton.jit
 def attention_kernel(
     query,  # [query_heads, head_dim], contiguous
-    key_words,
-    key_class,
-    key_levels,
-    key_start,
-    key_scale,
-    key_offset,
+    key_words,  # of keys, as of values below: int32 words,
+    key_class,  # uint8, CLASS_BITS bits a token,
+    key_levels,  # int32 [classes],
+    key_start,  # int32 [blocks + 1], first word of each block,
+    key_scale,  # float16 [heads, tokens, GROUPS], or norms,
+    key_offset,  # float16 zeros [heads, tokens, GROUPS], or float32 centroids [top + 1, top]
     value_words,
     value_class,
     value_levels,
     value_start,
     value_scale,
     value_offset,
-    plans,
-    powers,
+    plans,  # int32 [257, 2], digits and bits of a group
+    powers,  # int64 [257, 16], L**j
     out,  # float32 [parts, query_heads, head_dim]
-    log_sums,  # float32 [parts, query_heads]
+    log_sums,  # float32 [parts, query_heads], natural logarithms
     tokens,
     blocks,
     blocks_per_part,
@@ -49,7 +75,7 @@ def attention_kernel(
     value_classes,
     key_top,
     value_top,
-    scale_log2,
+    scale_log2,  # softmax scale / log(2)
     KEY_CLASS_BITS: tl.constexpr,
     VALUE_CLASS_BITS: tl.constexpr,
     KEY_AFFINE: tl.constexpr,
@@ -65,6 +91,11 @@ def attention_kernel(
     GROUP: tl.constexpr,  # queries that share a head
     QUERIES: tl.constexpr,  # GROUP, rounded up to a power of two
 ):
+    """Attention of the GROUP queries of head ``program_id(0)`` over the blocks of part ``program_id(1)``.
+
+    out = softmax(scale * q . k) v over the part's tokens, log_sums = log sum exp(scale * q . k); keys and
+    values are decoded TILE tokens at a time and never stored.
+    """
     head = tl.program_id(0)
     part = tl.program_id(1)
     column = tl.arange(0, WIDTH)
@@ -88,11 +119,10 @@ def attention_kernel(
             mask = row_mask[:, None] & (column < HEAD_DIM)[None, :]
             row = head.to(tl.int64) * tokens + token
 
-            levels, digits, bits, rank, base, head_bits = locate(
-                key_class, key_levels, plans, block, start, tokens, key_classes,
+            levels, digits, bits, rank, base = locate_tile(
+                key_class, key_levels, plans, head, block, start, tokens, key_classes,
                 KEY_CLASS_BITS, HEAD_DIM, BLOCK, TILE,
             )  # fmt: skip
-            base += head * head_bits
             code = load_codes(
                 key_here, powers, levels, digits, bits, rank, base, column, mask, HEAD_DIM, ARITHMETIC
             )  # fmt: skip
@@ -103,20 +133,13 @@ def attention_kernel(
             # Few queries share a head, so a matrix unit would mostly multiply padding.
             scores = tl.sum(scaled_query[:, None, :] * keys[None, :, :], axis=2)
             scores = tl.where(row_mask[None, :], scores, float("-inf"))
-
-            # The first tile of a part always has a token, so the maximum is finite from then on.
-            new_highest = tl.maximum(highest, tl.max(scores, axis=1))
-            weights = tl.exp2(scores - new_highest[:, None])
-            fade = tl.exp2(highest - new_highest)
-            highest = new_highest
-            total = total * fade + tl.sum(weights, axis=1)
+            weights, fade, highest, total = fade_in(scores, highest, total)
 
             if not SHARED:
-                levels, digits, bits, rank, base, head_bits = locate(
-                    value_class, value_levels, plans, block, start, tokens, value_classes,
+                levels, digits, bits, rank, base = locate_tile(
+                    value_class, value_levels, plans, head, block, start, tokens, value_classes,
                     VALUE_CLASS_BITS, HEAD_DIM, BLOCK, TILE,
                 )  # fmt: skip
-                base += head * head_bits
             code = load_codes(
                 value_here, powers, levels, digits, bits, rank, base, column, mask, HEAD_DIM, ARITHMETIC
             )  # fmt: skip
@@ -145,7 +168,10 @@ def packed_attention(
     parts = -(-layout.blocks // per_part)
     out = torch.empty(parts, *query.shape, dtype=torch.float32, device=query.device)
     log_sums = torch.empty(parts, query_heads, dtype=torch.float32, device=query.device)
-    attention_kernel[(layout.heads, parts)](
+    launch(
+        attention_kernel,
+        (layout.heads, parts),
+        query,
         query.contiguous(),
         *_side(keys),
         *_side(values),

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from semkv_bench.kernels.codebook_tables import CodebookTables
-from semkv_bench.kernels.launch import rows_per_program, to_float16, unit_stride
+from semkv_bench.kernels.launch import launch, rows_per_program, to_float16, unit_stride
 from semkv_bench.kernels.numerics import NonFiniteError, check_rows
 
 __all__ = ["codebook_quantize", "codebook_quantize_dequantize"]
@@ -41,6 +41,12 @@ def codebook_kernel(
     ROWS: tl.constexpr,
     CODES: tl.constexpr,  # write codes and norms, or else values
 ):
+    """Code ROWS vectors with every setting's codebooks, or decode them again at once.
+
+    norm = float16(|y|); cell = y / norm * cells_per_unit; code = how many of row L of ``thresholds`` (in
+    cells) a coordinate reaches; value = centroids[L, code] * norm. A program has tokens
+    ``program_id(0) * ROWS + [0, ROWS)`` of head ``program_id(1)``.
+    """
     head = tl.program_id(1).to(tl.int64)
     token = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, WIDTH)
@@ -107,7 +113,10 @@ def _launch(y: Tensor, levels: Tensor, tables: CodebookTables, out: Tensor, norm
     flag = torch.zeros(1, dtype=torch.int32, device=y.device)
     width = triton.next_power_of_2(head_dim)
     rows = min(rows_per_program(width), triton.next_power_of_2(tokens))
-    codebook_kernel[(triton.cdiv(tokens, rows), heads)](
+    launch(
+        codebook_kernel,
+        (triton.cdiv(tokens, rows), heads),
+        y,
         y,
         levels,
         tables.thresholds,

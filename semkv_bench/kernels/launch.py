@@ -1,14 +1,17 @@
-"""How many elements one Triton program works on, and helpers that several kernels share."""
+"""The one place that launches Triton kernels, how much one program works on, and helpers that kernels share."""
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton import knobs
+from triton.runtime.jit import KernelInterface
 
 __all__ = [
     "finite_cast",
     "finite_or_flag",
     "interpreted",
+    "launch",
     "round_half_even",
     "rows_per_program",
     "to_float16",
@@ -22,6 +25,17 @@ _ELEMENTS_INTERPRETED = 1 << 18  # the interpreter pays per program, not per ele
 def interpreted() -> bool:
     """Do kernels run in Triton's interpreter?"""
     return bool(knobs.runtime.interpret)
+
+
+def launch(kernel: KernelInterface, grid: tuple[int, ...], beside: Tensor, *arguments, **options) -> None:
+    """Launch a kernel on the GPU that holds ``beside``, on that GPU's current stream.
+
+    Triton launches on the process's current GPU, whatever its arguments lie on: with a model spread over
+    several GPUs the work of a layer on the second would run unordered on the first one's stream. The current
+    GPU is as before afterwards. ``grid`` counts programs; ``arguments`` and ``options`` are the kernel's.
+    """
+    with torch.cuda.device_of(beside):
+        kernel[grid](*arguments, **options)
 
 
 def rows_per_program(width: int) -> int:

@@ -21,9 +21,9 @@ def token_classes(token_class, token, tokens, CLASS_BITS: tl.constexpr):
 
 @triton.jit
 def locate(
-    token_class,
+    token_class,  # uint8, CLASS_BITS bits a token
     class_levels,  # int32 [classes]
-    plans,  # int32 [257, 2]
+    plans,  # int32 [257, 2], digits and bits of a group
     block,  # int64, index of the block
     start,  # first of the TILE tokens within the block
     tokens,
@@ -33,8 +33,11 @@ def locate(
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """For TILE tokens of a block: levels, digits and bits of a group, rank in the class, the class's first
-    bit within a head (all int32 [TILE]); and the bits of a whole head."""
+    """Where TILE tokens of a block lie.
+
+    Returns levels, digits and bits of a group, rank in the class, the class's first bit within a head (all
+    int32 [TILE]); and the bits of a whole head, the sum of ceil(tokens * HEAD_DIM / digits) * bits over classes.
+    """
     first_token = block * BLOCK
     place = tl.arange(0, BLOCK)
     around = token_classes(token_class, first_token + place, tokens, CLASS_BITS)
@@ -63,19 +66,23 @@ def locate(
 
 @triton.jit
 def load_codes(
-    words,  # int32, at the first word of the block
-    powers,  # int64 [257, 16]
-    levels,
-    digits,
-    bits,
-    rank,
+    words,  # int32, from the first word of the block
+    powers,  # int64 [257, 16], L**j
+    levels,  # int32 [TILE], as all of a token's below
+    digits,  # of a group
+    bits,  # of a group
+    rank,  # of the token in its class
     base,  # first bit of the token's class, counted from the start of the block
     column,  # int32 [WIDTH]
     mask,  # [TILE, WIDTH]
     HEAD_DIM: tl.constexpr,
     ARITHMETIC: tl.constexpr,  # bits that the longest group is read in, see ``packed.arithmetic``
 ):
-    """Codes int32 [TILE, WIDTH], 0 where ``mask`` is false."""
+    """Codes int32 [TILE, WIDTH], 0 where ``mask`` is false.
+
+    Value ``e = rank * HEAD_DIM + column`` of a class is digit j = e mod k of group e // k. With the group's
+    fraction x of w bits the digit is ((x * L**j mod 2**w) * L) >> w; two limbs give one digit after another.
+    """
     element = rank[:, None] * HEAD_DIM + column[None, :]
     # element // digits by multiplication: exact for element < 2**16 and digits <= 15.
     reciprocal = ((1 << 20) + digits - 1) // digits
@@ -136,8 +143,8 @@ def dequantize(
     levels,  # int32 [TILE]
     row,  # int64 [TILE], head * tokens + token
     row_mask,
-    column,
-    mask,
+    column,  # int32 [WIDTH]
+    mask,  # [TILE, WIDTH]
     scale,  # float16 [heads, tokens, groups], or norms
     offset,  # float16 zeros [heads, tokens, groups], or float32 centroids [top + 1, top]
     top,
@@ -145,7 +152,7 @@ def dequantize(
     GROUPS: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """Values float32 [TILE, WIDTH] of codes."""
+    """Values float32 [TILE, WIDTH] of codes: zero + code * scale, or centroids[L, code] * norm."""
     if AFFINE:
         if GROUPS == 1:
             step = tl.load(scale + row, mask=row_mask, other=0.0).to(tl.float32)[:, None]

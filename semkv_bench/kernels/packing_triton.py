@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from semkv_bench.grid.levels import packing_plan
-from semkv_bench.kernels.launch import finite_cast, interpreted, unit_stride
+from semkv_bench.kernels.launch import finite_cast, interpreted, launch, unit_stride
 from semkv_bench.kernels.packed import PackedLayout, PackedVectors, arithmetic, class_table, plan_tables
 from semkv_bench.kernels.packed_rows import dequantize, load_codes, locate
 
@@ -19,15 +19,84 @@ __all__ = ["pack", "unpack", "unpack_dequantize"]
 
 
 @triton.jit
+def bits_of_head(counts, class_levels, plans, classes, HEAD_DIM: tl.constexpr):
+    """Bits that one head takes of a block whose classes have ``counts`` [classes] tokens."""
+    head_bits = 0
+    for index in range(0, classes):
+        count = tl.load(class_levels + index)
+        digits = tl.load(plans + count * 2)
+        values = tl.load(counts + index) * HEAD_DIM
+        head_bits += (values + digits - 1) // digits * tl.load(plans + count * 2 + 1)
+    return head_bits
+
+
+@triton.jit
+def class_at(within, counts, class_levels, plans, classes, HEAD_DIM: tl.constexpr, WORDS: tl.constexpr):
+    """The class that has bit ``within`` [WORDS] of a head: its levels, digits and bits of a group, number of
+    values, first token in ``order`` and first bit, all int32 [WORDS]."""
+    levels = tl.full([WORDS], 2, dtype=tl.int32)
+    digits = tl.full([WORDS], 1, dtype=tl.int32)
+    bits = tl.full([WORDS], 1, dtype=tl.int32)
+    values = tl.zeros([WORDS], dtype=tl.int32)
+    first_token = tl.zeros([WORDS], dtype=tl.int32)
+    base = tl.zeros([WORDS], dtype=tl.int32)
+    tokens_before = 0
+    bits_before = 0
+    for index in range(0, classes):
+        count = tl.load(class_levels + index)
+        class_digits = tl.load(plans + count * 2)
+        class_bits = tl.load(plans + count * 2 + 1)
+        members = tl.load(counts + index)
+        reached = (within >= bits_before) & (members > 0)
+        levels = tl.where(reached, count, levels)
+        digits = tl.where(reached, class_digits, digits)
+        bits = tl.where(reached, class_bits, bits)
+        values = tl.where(reached, members * HEAD_DIM, values)
+        first_token = tl.where(reached, tokens_before, first_token)
+        base = tl.where(reached, bits_before, base)
+        tokens_before += members
+        bits_before += (members * HEAD_DIM + class_digits - 1) // class_digits * class_bits
+    return levels, digits, bits, values, first_token, base
+
+
+@triton.jit
+def code_at(codes, order, row_start, first_token, element, there, codes_token, HEAD_DIM: tl.constexpr):
+    """Code int64 [WORDS] of the ``element``-th value of a class, 0 where not ``there``."""
+    token = tl.load(order + first_token + element // HEAD_DIM, mask=there, other=0)
+    return tl.load(codes + row_start + token * codes_token + element % HEAD_DIM, mask=there, other=0).to(
+        tl.int64
+    )
+
+
+@triton.jit
+def short_fraction(value, whole, bits, skipped):
+    """Bits from ``skipped`` on of ceil(value * 2**bits / whole), for groups of up to 28 bits."""
+    shifted = value << bits.to(tl.int64)
+    part = shifted // whole + (shifted % whole > 0).to(tl.int64)
+    return part >> skipped.to(tl.int64)
+
+
+@triton.jit
+def long_fraction(low, high, low_bits, inexact, skipped):
+    """Bits from ``skipped`` on of a fraction in two limbs, rounded up; the lowest 32 of them count."""
+    low += inexact.to(tl.int64)
+    high += low >> low_bits
+    low &= (1 << low_bits) - 1
+    beyond = tl.maximum(skipped - 52, 0).to(tl.int64)
+    part = low >> tl.minimum(skipped, 52).to(tl.int64)
+    return part | ((high >> beyond) << tl.maximum(52 - skipped, 0).to(tl.int64))
+
+
+@triton.jit
 def pack_kernel(
     codes,  # uint8 [heads, tokens, head_dim]
     order,  # int64 [tokens], tokens by block and class
     counts,  # int32 [blocks, classes], tokens of each class
-    class_levels,
-    plans,
-    powers,
-    block_start,
-    words,
+    class_levels,  # int32 [classes]
+    plans,  # int32 [257, 2], digits and bits of a group
+    powers,  # int64 [257, 16], L**j
+    block_start,  # int32 [blocks + 1], in words
+    words,  # int32, what is written
     heads,
     classes,
     steps,  # groups that one word can overlap
@@ -39,16 +108,17 @@ def pack_kernel(
     DIGITS: tl.constexpr,  # most digits in a group
     ARITHMETIC: tl.constexpr,  # bits of the longest group, see ``packed.arithmetic``
 ):
+    """Write WORDS words of block ``program_id(1)``: for each word the groups that it overlaps, one by one.
+
+    A group of k digits d_j is stored as ceil(V * 2**bits / L**k) with V = sum of d_j * L**(k-1-j).
+    """
     block = tl.program_id(1).to(tl.int64)
     first_word = tl.load(block_start + block)
     length = tl.load(block_start + block + 1) - first_word
     word = tl.program_id(0) * WORDS + tl.arange(0, WORDS)
-    head_bits = 0
-    for index in range(0, classes):
-        count = tl.load(class_levels + index)
-        digits = tl.load(plans + count * 2)
-        values = tl.load(counts + block * classes + index) * HEAD_DIM
-        head_bits += (values + digits - 1) // digits * tl.load(plans + count * 2 + 1)
+    counts += block * classes
+    order += block * BLOCK
+    head_bits = bits_of_head(counts, class_levels, plans, classes, HEAD_DIM)
 
     position = word * 32
     collected = tl.zeros([WORDS], dtype=tl.int64)
@@ -56,48 +126,24 @@ def pack_kernel(
         inside = (position < word * 32 + 32) & (position < heads * head_bits)
         head = tl.where(inside, position // head_bits, 0)
         within = position - head * head_bits
-
-        # Levels, group size, first token and first bit of the class at this position.
-        levels = tl.full([WORDS], 2, dtype=tl.int32)
-        digits = tl.full([WORDS], 1, dtype=tl.int32)
-        bits = tl.full([WORDS], 1, dtype=tl.int32)
-        values = tl.zeros([WORDS], dtype=tl.int32)
-        first_token = tl.zeros([WORDS], dtype=tl.int32)
-        base = tl.zeros([WORDS], dtype=tl.int32)
-        tokens_before = 0
-        bits_before = 0
-        for index in range(0, classes):
-            count = tl.load(class_levels + index)
-            class_digits = tl.load(plans + count * 2)
-            class_bits = tl.load(plans + count * 2 + 1)
-            members = tl.load(counts + block * classes + index)
-            reached = (within >= bits_before) & (members > 0)
-            levels = tl.where(reached, count, levels)
-            digits = tl.where(reached, class_digits, digits)
-            bits = tl.where(reached, class_bits, bits)
-            values = tl.where(reached, members * HEAD_DIM, values)
-            first_token = tl.where(reached, tokens_before, first_token)
-            base = tl.where(reached, bits_before, base)
-            tokens_before += members
-            bits_before += (members * HEAD_DIM + class_digits - 1) // class_digits * class_bits
-
+        levels, digits, bits, values, first_token, base = class_at(
+            within, counts, class_levels, plans, classes, HEAD_DIM, WORDS
+        )
         group = (within - base) // bits
         skipped = (within - base) - group * bits
+        row_start = head.to(tl.int64) * codes_head
         value = tl.zeros([WORDS], dtype=tl.int64)
         low = tl.zeros([WORDS], dtype=tl.int64)
         high = tl.zeros([WORDS], dtype=tl.int64)
         inexact = tl.zeros([WORDS], dtype=tl.int1)
         low_bits = tl.minimum(bits, 52).to(tl.int64)
         high_bits = bits.to(tl.int64) - low_bits
-        for place_from_end in range(0, DIGITS):
+        for place in range(0, DIGITS):
             # Short groups are summed up from the first digit and divided once, long ones from the last.
-            digit = place_from_end if ARITHMETIC == 28 else DIGITS - 1 - place_from_end
+            digit = place if ARITHMETIC == 28 else DIGITS - 1 - place
             element = group * digits + digit
             there = inside & (digit < digits) & (element < values)
-            place = block * BLOCK + first_token + element // HEAD_DIM
-            token = tl.load(order + place, mask=there, other=0)
-            at = head.to(tl.int64) * codes_head + token * codes_token + element % HEAD_DIM
-            code = tl.load(codes + at, mask=there, other=0).to(tl.int64)
+            code = code_at(codes, order, row_start, first_token, element, there, codes_token, HEAD_DIM)
             if ARITHMETIC == 28:
                 value = tl.where(digit < digits, value * levels + code, value)
             else:
@@ -110,17 +156,9 @@ def pack_kernel(
 
         if ARITHMETIC == 28:
             whole = tl.load(powers + levels * 16 + digits - 1) * levels
-            shifted = value << bits.to(tl.int64)
-            part = shifted // whole + (shifted % whole > 0).to(tl.int64)
-            part >>= skipped.to(tl.int64)
+            part = short_fraction(value, whole, bits, skipped)
         else:
-            low += inexact.to(tl.int64)
-            high += low >> low_bits
-            low &= (1 << low_bits) - 1
-            # Bits from ``skipped`` on, of which the lowest 32 count.
-            beyond = tl.maximum(skipped - 52, 0).to(tl.int64)
-            part = low >> tl.minimum(skipped, 52).to(tl.int64)
-            part |= (high >> beyond) << tl.maximum(52 - skipped, 0).to(tl.int64)
+            part = long_fraction(low, high, low_bits, inexact, skipped)
         part &= 0xFFFFFFFF
         collected |= tl.where(inside, part << (position - word * 32).to(tl.int64), 0)
         position += bits - skipped
@@ -130,14 +168,14 @@ def pack_kernel(
 
 @triton.jit
 def unpack_kernel(
-    words,
-    token_class,
-    class_levels,
-    block_start,
-    plans,
-    powers,
-    scale,
-    offset,
+    words,  # int32
+    token_class,  # uint8, CLASS_BITS bits a token
+    class_levels,  # int32 [classes]
+    block_start,  # int32 [blocks + 1], in words
+    plans,  # int32 [257, 2], digits and bits of a group
+    powers,  # int64 [257, 16], L**j
+    scale,  # float16 [heads, tokens, GROUPS], or norms
+    offset,  # float16 zeros [heads, tokens, GROUPS], or float32 centroids [top + 1, top]
     out,  # codes uint8, or values [heads, tokens, head_dim], contiguous
     tokens,
     classes,
@@ -152,6 +190,7 @@ def unpack_kernel(
     CODES: tl.constexpr,  # write codes, or else values
     AFFINE: tl.constexpr,
 ):
+    """Codes or values of TILE tokens of head ``program_id(1)``; see ``load_codes`` and ``dequantize``."""
     tiles = BLOCK // TILE
     block = (tl.program_id(0) // tiles).to(tl.int64)
     start = (tl.program_id(0) % tiles) * TILE
@@ -189,7 +228,10 @@ def pack(codes: Tensor, layout: PackedLayout) -> Tensor:
     counts = torch.bincount(key, minlength=layout.blocks * len(plans)).to(torch.int32)
     longest = int(layout.block_start.diff().max())
     per_program = min(words_per_program(), triton.next_power_of_2(longest))
-    pack_kernel[(triton.cdiv(longest, per_program), layout.blocks)](
+    launch(
+        pack_kernel,
+        (triton.cdiv(longest, per_program), layout.blocks),
+        codes,
         codes,
         key.argsort(stable=True),
         counts,
@@ -231,7 +273,10 @@ def _launch_unpack(words: Tensor, layout: PackedLayout, out: Tensor, packed: Pac
     if not layout.tokens:
         return
     tile = tile_tokens(layout)
-    unpack_kernel[(layout.blocks * (layout.block // tile), layout.heads)](
+    launch(
+        unpack_kernel,
+        (layout.blocks * (layout.block // tile), layout.heads),
+        words,
         words,
         layout.token_class,
         class_table(layout.class_levels, words.device),

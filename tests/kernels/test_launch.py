@@ -1,0 +1,142 @@
+"""Every launch happens on the GPU that holds the tensor."""
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from semkv_bench import kernels
+from semkv_bench.kernels import (
+    affine_triton,
+    attention_triton,
+    codebook_triton,
+    packing_triton,
+)
+from semkv_bench.kernels.launch import launch
+from semkv_bench.kernels.packed import PackedLayout, PackedVectors
+from semkv_bench.quantizers.turboquant import codebook_tables
+
+FOLDER = Path(kernels.__file__).parent
+
+
+class Device:
+    """Stands in for ``torch.cuda.device_of`` and remembers which tensor's GPU is current."""
+
+    def __init__(self):
+        self.current = []
+
+    def __call__(self, tensor):
+        return Guard(self, tensor)
+
+
+class Guard:
+    def __init__(self, device, tensor):
+        self.device, self.tensor = device, tensor
+
+    def __enter__(self):
+        self.device.current.append(self.tensor)
+
+    def __exit__(self, *_):
+        self.device.current.pop()
+
+
+class Kernel:
+    """Stands in for a kernel and notes which tensor's GPU was current at each launch."""
+
+    def __init__(self, device, error=None):
+        self.device, self.error, self.launched_on = device, error, []
+
+    def __getitem__(self, grid):
+        def run(*arguments, **options):
+            self.launched_on.append(list(self.device.current))
+            if self.error:
+                raise self.error
+
+        return run
+
+
+@pytest.fixture
+def device(monkeypatch):
+    stand_in = Device()
+    monkeypatch.setattr(torch.cuda, "device_of", stand_in)
+    return stand_in
+
+
+def layout():
+    return PackedLayout.build(torch.tensor([5, 6, 5, 6] * 8), heads=2, head_dim=16)
+
+
+def vectors():
+    scale = torch.zeros(2, 32, 1, dtype=torch.float16)
+    return PackedVectors(layout(), torch.zeros(layout().words, dtype=torch.int32), scale, zero=scale)
+
+
+CALLS = {
+    "affine": (
+        affine_triton,
+        "affine_kernel",
+        lambda x: affine_triton.affine_quantize(x, torch.tensor([[5]]), 16),
+    ),
+    "codebook": (
+        codebook_triton,
+        "codebook_kernel",
+        lambda x: codebook_triton.codebook_quantize(
+            x, torch.tensor([[5]]), codebook_tables(16, 16, x.device)
+        ),
+    ),
+    "pack": (packing_triton, "pack_kernel", lambda x: packing_triton.pack(x.to(torch.uint8), layout())),
+    "unpack": (packing_triton, "unpack_kernel", lambda x: packing_triton.unpack(vectors().words, layout())),
+    "values": (packing_triton, "unpack_kernel", lambda x: packing_triton.unpack_dequantize(vectors())),
+    "attention": (
+        attention_triton,
+        "attention_kernel",
+        lambda x: attention_triton.packed_attention(x[0, :4], vectors(), vectors(), 0.1),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_every_kernel_is_launched_within_the_guard_of_its_tensor(name, device, monkeypatch):
+    module, kernel, call = CALLS[name]
+    stand_in = Kernel(device)
+    monkeypatch.setattr(module, kernel, stand_in)
+    call(torch.zeros(2, 32, 16))
+    (guards,) = stand_in.launched_on
+    assert len(guards) == 1
+    assert isinstance(guards[0], torch.Tensor)
+    assert device.current == []
+
+
+def test_the_guard_is_left_when_a_launch_fails(device):
+    with pytest.raises(RuntimeError, match="out of resources"):
+        launch(Kernel(device, RuntimeError("out of resources")), (1,), torch.zeros(1))
+    assert device.current == []
+
+
+def test_nothing_is_launched_elsewhere():
+    """A kernel indexed by a grid is a launch; only ``launch.launch`` does it."""
+    for path in FOLDER.glob("*.py"):
+        launches = [
+            node
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Subscript)
+            and isinstance(node.func.value, ast.Name)
+            and "kernel" in node.func.value.id
+        ]
+        assert len(launches) == (path.name == "launch.py"), path.name
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_on_the_second_of_two_gpus():
+    x = torch.randn(2, 64, 32, device="cuda:1")
+    levels = torch.tensor([[5]], device="cuda:1")
+    with torch.cuda.device(0):
+        codes, _, _ = affine_triton.affine_quantize(x, levels, 32)
+        assert torch.cuda.current_device() == 0
+    expected, _, _ = kernels.affine_reference.affine_quantize(x.cpu(), levels.cpu(), 32)
+    assert codes.cpu().equal(expected)
