@@ -6,31 +6,26 @@ were tokens of one head, [rows, kv_heads, group * new, head_dim], which every ke
 ``scaled_dot_product_attention`` takes, with a mask for each key-value head or without.
 """
 
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 from semkv_bench.engine.rows import RowCache
-from semkv_bench.importance.sources import DELETED
+from semkv_bench.models.attention_hook import DELETED, Call, model_attention, replaced
 from semkv_bench.models.load import LoadedModel
 
 __all__ = ["grouped_attention", "hides_places", "row_attention"]
 
-_NAME = "+rows"
 _TAKEN = ("sdpa", "eager")
-# Arguments that change attention in ways that only the model's own function knows.
-_OWN_WAYS = ("softcap", "s_aux", "position_bias")
 
 
 def hides_places(loaded: LoadedModel) -> bool:
     """Does the model's attention take a mask of ours, so that rows may differ in length and tokens be deleted?"""
-    return loaded.model.get_decoder().config._attn_implementation in _TAKEN
+    return model_attention(loaded.model.get_decoder().config) in _TAKEN
 
 
 @contextmanager
@@ -40,20 +35,15 @@ def row_attention(loaded: LoadedModel, rows: RowCache) -> Iterator[None]:
     Attention other than ``sdpa`` and ``eager`` stays as it is.
     """
     decoder = loaded.model.get_decoder()
-    original = decoder.config._attn_implementation
-    if original not in _TAKEN:
+    attention = model_attention(decoder.config)
+    if attention not in _TAKEN:
         yield
         return
-    name = original + _NAME
-    if name not in ALL_ATTENTION_FUNCTIONS:
-        AttentionInterface.register(name, _over_rows(original))
-        AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[original])
     token = DELETED.set(lambda layer: rows.attending[layer].deleted() if layer in rows.attending else None)
     try:
-        decoder.set_attn_implementation(name)
-        yield
+        with replaced(decoder, partial(_over_rows, attention)):
+            yield
     finally:
-        decoder.set_attn_implementation(original)
         DELETED.reset(token)
 
 
@@ -74,33 +64,18 @@ def grouped_attention(
     return out.unflatten(2, (groups, new)).flatten(1, 2).transpose(1, 2).contiguous()
 
 
-def _over_rows(original: str) -> Callable[..., Any]:
-    def attention(
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None = None,  # some models give it by transformers' name
-        **kwargs: Any,
-    ) -> Any:
-        mask = attention_mask
-        deleted = DELETED.get()(module.layer_idx)
-        plain = original == "sdpa" and all(kwargs.get(name) is None for name in _OWN_WAYS)
-        # A mask for every query head is more than what to look at.
-        shared = mask is None or mask.shape[1] == 1
-        if plain and shared and not (mask is None and query.shape[2] > 1):
-            seen = _seen(mask, deleted)
-            return grouped_attention(query, key, value, seen, kwargs.get("scaling")), None
-        if deleted is not None:
-            mask = _additive(_seen(mask, deleted), query, key.shape[1])
-        elif mask is not None and mask.dtype == torch.bool and original == "eager":
-            mask = _additive(mask, query, 1)
-        # Each modeling file has an eager function of its own.
-        eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
-        own = ALL_ATTENTION_FUNCTIONS.get_interface(original, eager)
-        return own(module, query, key, value, mask, **kwargs)
-
-    return attention
+def _over_rows(attention: str, call: Call) -> tuple[Tensor, Any]:
+    query, key, mask, deleted = call.query, call.key, call.mask, call.deleted
+    # A mask for every query head is more than what to look at.
+    shared = mask is None or mask.shape[1] == 1
+    if attention == "sdpa" and call.is_plain and shared and not (mask is None and query.shape[2] > 1):
+        seen = _seen(mask, deleted)
+        return grouped_attention(query, key, call.value, seen, call.arguments.get("scaling")), None
+    if deleted is not None:
+        mask = _additive(_seen(mask, deleted), query, key.shape[1])
+    elif mask is not None and mask.dtype == torch.bool and attention == "eager":
+        mask = _additive(mask, query, 1)
+    return call.attend(query, key, call.value, mask)
 
 
 def _seen(mask: Tensor | None, deleted: Tensor | None) -> Tensor | None:

@@ -11,7 +11,7 @@ from semkv_bench.errors import UsageError
 from semkv_bench.importance.base import Metric, Needs, Recorder
 from semkv_bench.importance.sources import AttentionCall, watch_attention
 
-__all__ = ["AttentionMetric", "weight_blocks"]
+__all__ = ["AttentionMetric", "attention_weights", "weight_blocks"]
 
 # Bytes of one block of float32 weights: what a CPU's second-level caches hold, what keeps a GPU busy.
 _BLOCK_BYTES = {"cpu": 2 << 20, "cuda": 256 << 20}
@@ -67,22 +67,35 @@ def weight_blocks(call: AttentionCall, begin: int, end: int, start: int) -> Iter
     Yields the position of the first query and the float32 weights [heads, queries, keys], keys up to the
     last query of the block. ``start`` is the position of the call's first query.
     """
-    kv_heads, _, head_dim = call.keys.shape
-    group = call.queries.shape[0] // kv_heads
-    queries = (call.queries[:, begin - start : end - start] * call.scaling).unflatten(0, (kv_heads, group))
-    keys = call.keys.transpose(1, 2)
-    budget = _BLOCK_BYTES.get(call.keys.device.type, _BLOCK_BYTES["cuda"]) // (4 * kv_heads * group)
+    budget = _BLOCK_BYTES.get(call.keys.device.type, _BLOCK_BYTES["cuda"]) // (4 * len(call.queries))
+    queries = call.queries[:, begin - start : end - start] * call.scaling
     origin = begin
     while begin < end:
         count = min(_queries_in(budget, begin), end - begin)
-        last = begin + count
-        block = queries[:, :, begin - origin : last - origin].reshape(kv_heads, group * count, head_dim)
-        scores = torch.bmm(block, keys[:, :, :last]).float().view(kv_heads * group, count, last)
-        if call.softcap is not None:
-            scores = scores.div_(call.softcap).tanh_().mul_(call.softcap)
-        scores[..., begin:] += torch.full((count, count), -torch.inf, device=scores.device).triu_(1)
-        yield begin, scores.softmax(-1)
-        begin = last
+        block = queries[:, begin - origin : begin - origin + count]
+        yield begin, attention_weights(block, call.keys[:, : begin + count], call.softcap)
+        begin += count
+
+
+def attention_weights(
+    queries: Tensor, keys: Tensor, softcap: float | None = None, deleted: Tensor | None = None
+) -> Tensor:
+    """Causal softmax weights float32 [heads, new, stored] of the newest tokens of a cache.
+
+    queries [heads, new, head_dim], already scaled, neighbours share a key-value head; keys [kv_heads, stored,
+    head_dim], the queries' own last. Scores are bounded to +-softcap by a hyperbolic tangent. deleted: bool [kv_heads,
+    stored], keys that no query sees. Products are in the type of the arguments.
+    """
+    heads, new, head_dim = queries.shape
+    kv_heads, stored, _ = keys.shape
+    grouped = queries.reshape(kv_heads, heads // kv_heads * new, head_dim)
+    scores = torch.bmm(grouped, keys.transpose(1, 2)).float().view(kv_heads, -1, new, stored)
+    if softcap is not None:
+        scores = scores.div_(softcap).tanh_().mul_(softcap)
+    scores[..., stored - new :] += torch.full((new, new), -torch.inf, device=scores.device).triu_(1)
+    if deleted is not None:
+        scores = scores.masked_fill_(deleted[:, None, None], -torch.inf)
+    return scores.flatten(0, 1).softmax(-1)
 
 
 def _queries_in(budget: int, begin: int) -> int:

@@ -4,30 +4,18 @@ Each source is a context manager that takes the model and a function to call; wh
 exception, the model is as it was before.
 """
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 from semkv_bench.errors import UsageError
+from semkv_bench.models.attention_hook import Call, attention_modules, heard, model_attention
 from semkv_bench.models.load import LoadedModel
 
-__all__ = ["DELETED", "AttentionCall", "watch_attention", "watch_layers", "watch_output"]
-
-_OBSERVED = "+importance"
-_UNMODELLED = ("position_bias", "s_aux")  # arguments that change the weights in ways not followed here
-
-DELETED: ContextVar[Callable[[int], Tensor | None]] = ContextVar("DELETED", default=lambda layer: None)
-"""Gives the places of a layer's cache that attention must not see: bool [rows, kv_heads, places], None for none."""
-
-_hears: WeakKeyDictionary[nn.Module, list[Callable[[int, "AttentionCall"], None]]] = WeakKeyDictionary()
+__all__ = ["AttentionCall", "watch_attention", "watch_layers", "watch_output"]
 
 
 @dataclass(frozen=True)
@@ -99,34 +87,38 @@ def watch_attention(
     """``hear(layer, call)`` after the attention of every layer that is quantized.
 
     batch: the call's tensors are those of all rows, with one dimension more in front. The model runs
-    the attention function that it had; only the name it looks it up by is another. Several may watch at once.
+    the attention function that it had. Several may watch at once.
 
     Raises:
         UsageError: the attention implementation is neither ``sdpa`` nor ``eager``.
     """
     decoder = loaded.decoder
-    original = decoder.config._attn_implementation
-    if original.partition("+")[0] not in ("sdpa", "eager"):
+    attention = model_attention(decoder.config)
+    if attention not in ("sdpa", "eager"):
         raise UsageError(
-            f"importance metrics of keys, values and attention need model.attention=sdpa or eager, not {original}"
+            f"importance metrics of keys, values and attention need model.attention=sdpa or eager, not {attention}"
         )
     quantized = set(loaded.shape.quantized_layers)
-    modules = [module for module in decoder.modules() if getattr(module, "layer_idx", None) in quantized]
-    observed = original if original.endswith(_OBSERVED) else _register(original)
+    modules = [module for module in attention_modules(decoder) if module.layer_idx in quantized]
     hearing = hear if batch else _first_row(hear)
-    try:
-        for module in modules:
-            _hears.setdefault(module, []).append(hearing)
-        decoder.set_attn_implementation(observed)
-        if decoder.config._attn_implementation != observed:
+    with heard(decoder, modules, lambda call: hearing(call.module.layer_idx, _told(call))) as intercepted:
+        if not intercepted:
             raise UsageError(
                 f"attention of {type(decoder).__name__} cannot be observed: it does not use transformers' interface"
             )
         yield
-    finally:
-        decoder.set_attn_implementation(original)
-        for module in modules:
-            _hears[module].remove(hearing)
+
+
+def _told(call: Call) -> AttentionCall:
+    return AttentionCall(
+        queries=call.query,
+        keys=call.key,
+        values=call.value,
+        scaling=call.scaling,
+        softcap=call.softcap,
+        unmodelled=call.unmodelled,
+        deleted=call.deleted,
+    )
 
 
 def _first_row(hear: Callable[[int, AttentionCall], None]) -> Callable[[int, AttentionCall], None]:
@@ -137,47 +129,6 @@ def _first_row(hear: Callable[[int, AttentionCall], None]) -> Callable[[int, Att
         hear(layer, replace(call, **first))
 
     return heard
-
-
-def _register(original: str) -> str:
-    """Make transformers know ``original`` under a second name that reports its calls; returns that name."""
-    name = original + _OBSERVED
-    if name not in ALL_ATTENTION_FUNCTIONS:
-        AttentionInterface.register(name, _reporting(original))
-        AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[original])
-    return name
-
-
-def _reporting(original: str) -> Callable[..., Any]:
-    def attention(
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        # Each modeling file has an eager function of its own.
-        eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
-        output = ALL_ATTENTION_FUNCTIONS.get_interface(original, eager)(
-            module, query, key, value, attention_mask, **kwargs
-        )
-        if hears := _hears.get(module):
-            scaling = kwargs.get("scaling")
-            call = AttentionCall(
-                queries=query,
-                keys=key,
-                values=value,
-                scaling=query.shape[-1] ** -0.5 if scaling is None else scaling,
-                softcap=kwargs.get("softcap"),
-                unmodelled=tuple(name for name in _UNMODELLED if kwargs.get(name) is not None),
-                deleted=DELETED.get()(module.layer_idx),
-            )
-            for hear in hears:
-                hear(module.layer_idx, call)
-        return output
-
-    return attention
 
 
 def _decoder_layers(loaded: LoadedModel) -> nn.ModuleList:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from semkv_bench.errors import UsageError
+from semkv_bench.importance.attention import attention_weights
 from semkv_bench.importance.base import Needs
 from semkv_bench.importance.choice import metric
 from semkv_bench.importance.logits import Head, next_token_statistics
@@ -158,16 +159,7 @@ def _received(call: AttentionCall, number: int, row: Fed) -> Tensor:
     Summed over queries, averaged over heads.
     """
     count, end = len(row.ids), row.position + len(row.ids)
-    keys = call.keys[number, :, :end].float()
     queries = call.queries[number, :, :count].float() * call.scaling
-    grouped = queries.unflatten(0, (len(keys), -1)).flatten(1, 2)  # [kv_heads, group * new, head_dim]
-    weights = (grouped @ keys.transpose(1, 2)).unflatten(1, (-1, count))
-    if call.softcap is not None:
-        weights = (weights / call.softcap).tanh() * call.softcap
-    later = torch.ones(count, end, dtype=torch.bool, device=keys.device).triu_(row.position + 1)
-    weights = weights.masked_fill(later, -torch.inf)
-    if call.deleted is not None:
-        weights = weights.masked_fill(call.deleted[number, :, None, None, :end], -torch.inf)
-    weights = weights.softmax(-1)
-    heads = weights.shape[0] * weights.shape[1]
-    return (weights[..., row.position - row.opened :].sum((0, 1, 2)) / heads).cpu()
+    deleted = None if call.deleted is None else call.deleted[number, :, :end]
+    weights = attention_weights(queries, call.keys[number, :, :end].float(), call.softcap, deleted)
+    return (weights[..., row.position - row.opened :].sum((0, 1)) / len(weights)).cpu()

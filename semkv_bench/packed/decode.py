@@ -7,13 +7,10 @@ import torch
 from torch import Tensor
 
 from semkv_bench import kernels
-from semkv_bench.packed.attention import Call
+from semkv_bench.models.attention_hook import Call
 from semkv_bench.packed.side import PackedSide
 
 __all__ = ["attend_packed", "can_attend_packed"]
-
-# Arguments that change attention in ways not followed here.
-_UNMODELLED = ("softcap", "position_bias", "s_aux")
 
 
 def can_attend_packed(sides: Sequence[PackedSide]) -> bool:
@@ -37,10 +34,9 @@ def attend_packed(call: Call, sides: Sequence[PackedSide]) -> Tensor | None:
 
     None where the call asks for something else than scaled dot products.
     """
-    if any(call.arguments.get(name) is not None for name in _UNMODELLED):
+    if not call.is_plain:
         return None
-    scaling = call.arguments.get("scaling")
-    scaling = call.query.shape[-1] ** -0.5 if scaling is None else scaling
+    scaling = call.scaling
     query = call.query[:, :, 0]  # [rows, query_heads, head_dim]
     plain = [_over_open(query, *(side.open for side in sides), scaling)]
     if sides[0].aside.shape[2]:
