@@ -69,7 +69,10 @@ class SemKVCache(Cache):
 
     config: the model's own; attention reads its layer types and is reached through it.
     setting: uniform or two-level; see ``semkv_bench.settings.setting``.
-    seed: of rotations, and of ``random`` importance, which is drawn by seed and length, not by the prompt.
+    seed: of rotations, and of ``random`` importance.
+    prompt_ids: the prompt's token ids [tokens] or [rows, tokens], as the model is fed them; ``prefill`` knows them.
+        With them ``random`` draws what a sweep of the same seed draws for the prompt; without them a cache sees no
+        ids and draws by seed and length.
     parts: ``prompt``: what follows the prompt stays open. ``both``: it is coded too, in blocks of ``block``
         tokens, each once, as soon as a token beyond the block arrives. ``generated``: these blocks alone
         are coded. See ``semkv_bench.protocols.rule``; ``end_turn`` codes an incomplete block.
@@ -78,8 +81,7 @@ class SemKVCache(Cache):
         not rounded to the model's type.
     prompt_tokens: length of the prompt, if it comes in several calls; without it the first call is the prompt.
     importance: scores of the prompt's tokens but the last by metric label, [packed layers, tokens] or
-        [1, tokens], for metrics that a cache alone cannot know, or for a sweep's own ``random`` draw; of
-        several rows, a list of such mappings.
+        [1, tokens], for metrics that a cache alone cannot know; of several rows, a list of such mappings.
 
     Raises:
         UsageError: the setting cannot be packed or ranked, or an argument is out of range.
@@ -95,11 +97,13 @@ class SemKVCache(Cache):
         block: int = 64,
         attention: str = "dequantize",
         prompt_tokens: int | None = None,
+        prompt_ids: Tensor | Sequence[int] | Sequence[Sequence[int]] | None = None,
         importance: Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]] | None = None,
     ):
         rule = Blocks(parts, block)
         _check(setting, config, attention, prompt_tokens)
         text = config.get_text_config(decoder=True)
+        _check_use_cache(text, "model.config")
         layers = DynamicCache(config=config).layers
         kinds = cache_layers(config)
         packed = [i for i, kind in enumerate(kinds) if kind.stores_all]
@@ -112,7 +116,7 @@ class SemKVCache(Cache):
         self.plan = Plan(
             config=weakref.ref(text),
             setting=setting,
-            ranking=Ranking(setting, len(packed), seed, rows, rule),
+            ranking=Ranking(setting, len(packed), seed, rows, rule, _rows_of(prompt_ids)),
             layouts=Layouts(block if block in _LAYOUT_BLOCKS else _LAYOUT_BLOCK),
             seed=seed,
             rule=rule,
@@ -150,10 +154,12 @@ class SemKVCache(Cache):
         """
         if self.get_seq_length():
             raise UsageError("prefill needs an empty cache; call reset() first")
+        _check_use_cache(getattr(model, "generation_config", None), "model.generation_config")
         ids = input_ids[:, :-1]
         if not ids.shape[1]:
             return
         inputs = {"input_ids": ids}
+        self.plan.ranking.prompts = _rows_of(input_ids)
         self.plan.padding = [0] * len(ids)
         if attention_mask is not None and not bool(attention_mask.all()):
             mask = attention_mask[:, :-1]
@@ -181,8 +187,9 @@ class SemKVCache(Cache):
         self._code(turn_over=True)
 
     def reset(self) -> None:
-        """Forget everything; the next call brings a prompt."""
+        """Forget everything, the prompt's ids too; the next call brings a prompt."""
         self._disarm()
+        self.plan.ranking.prompts = None
         super().reset()
         self._arm()
 
@@ -303,6 +310,33 @@ def _distinct(pieces: Iterable[Packed]) -> tuple[list[Packed], list[PackedLayout
     vectors = list({id(packed): packed for packed in pieces}.values())
     layouts = list({id(layout): layout for packed in vectors for layout in packed.layouts}.values())
     return vectors, layouts
+
+
+def _rows_of(ids: Tensor | Sequence[int] | Sequence[Sequence[int]] | None) -> list[list[int]] | None:
+    """Token ids by row; UsageError if they are not whole numbers [tokens] or [rows, tokens]."""
+    if ids is None:
+        return None
+    try:
+        rows = torch.as_tensor(ids)
+    except (TypeError, ValueError, RuntimeError):
+        rows = None
+    whole = rows is not None and not (
+        rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool
+    )
+    if not whole or rows.dim() not in (1, 2) or not rows.numel():
+        raise UsageError(
+            "prompt_ids must be the prompt's token ids, [tokens] or [rows, tokens] of equal length"
+        )
+    return (rows[None] if rows.dim() == 1 else rows).tolist()
+
+
+def _check_use_cache(config: Any, name: str) -> None:
+    """Raise UsageError where ``generate`` would hand a cache all tokens of the text again at every step."""
+    if getattr(config, "use_cache", None) is False:
+        raise UsageError(
+            f"{name}.use_cache is False, so generate() would add the whole text to the cache again at every step; "
+            "set model.config.use_cache = model.generation_config.use_cache = True"
+        )
 
 
 def _check(setting: Setting, config: PreTrainedConfig, attention: str, prompt_tokens: int | None) -> None:

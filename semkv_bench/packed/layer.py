@@ -12,7 +12,8 @@ from transformers.cache_utils import CacheLayerMixin
 
 from semkv_bench.errors import SemkvError, UsageError
 from semkv_bench.kernels import NonFiniteError
-from semkv_bench.packed.attention import Call, Loan, last_query_mask, lend, visible
+from semkv_bench.models.attention_hook import Call
+from semkv_bench.packed.attention import Loan, last_query_mask, lend, visible
 from semkv_bench.packed.decode import attend_packed, can_attend_packed
 from semkv_bench.packed.ranking import Layouts, Ranking
 from semkv_bench.packed.side import PackedSide, empty_buffer
@@ -252,7 +253,9 @@ class PackedLayer(CacheLayerMixin):
 
                 first = here.start - self.padding[row]
                 own = prompt and prompt - self.padding[row]
-                return plan.ranking.levels(allocation, first, len(here), row, self.place, seen, own)
+                return plan.ranking.levels(
+                    allocation, first, len(here), row, self.place, seen, own, self.padding[row]
+                )
 
             key = (allocation, piece, len(here))
             if allocation.metric is not None:
@@ -418,4 +421,6 @@ class PackedLayer(CacheLayerMixin):
             return
         for side in self.sides:
             side.select(rows)
+        if self.place == 0:
+            self.plan.ranking.select(rows)
         self.padding = [self.padding[row] for row in rows]

@@ -10,7 +10,7 @@ from semkv_bench.importance.base import Needs
 from semkv_bench.importance.block import cache_scores
 from semkv_bench.importance.choice import choices, metric
 from semkv_bench.kernels import PackedLayout
-from semkv_bench.protocols.rule import Blocks, ranking
+from semkv_bench.protocols.rule import Blocks, Ranks
 from semkv_bench.settings.allocation import SHARED, Allocation
 from semkv_bench.settings.setting import Setting
 
@@ -25,6 +25,7 @@ class Ranking:
 
     importance: scores by metric label for every row, [packed layers, tokens] or [1, tokens], of the
     prompt without padding and without its last token; they come before what the cache could find itself.
+    prompts: token ids of every row's prompt, padding and last token included; None if they are not known.
     """
 
     def __init__(
@@ -34,7 +35,9 @@ class Ranking:
         seed: int,
         importance: Sequence[Mapping[str, Tensor]] | None,
         rule: Blocks,
+        prompts: Sequence[Sequence[int]] | None = None,
     ):
+        self.prompts = prompts
         self.layers = layers
         self.seed = seed
         self.importance = importance
@@ -74,16 +77,17 @@ class Ranking:
         place: int,
         seen: Seen,
         prompt: int,
+        padding: int = 0,
     ) -> Tensor:
         """Levels int64 [tokens] of the row's own tokens from ``start`` on, for packed layer number ``place``.
 
-        prompt: tokens of the row's prompt that they belong to; 0: they come after it.
+        prompt: tokens of the row's prompt that they belong to; 0: they come after it. padding: tokens before it.
         """
 
         def scores(label: str) -> Tensor:
-            return self._scores(allocation, start, tokens, row, place, seen, prompt)
+            return self._scores(allocation, start, tokens, row, place, seen, prompt, padding)
 
-        return allocation.levels(tokens, ranking(allocation, place, scores)).expand(tokens)
+        return Ranks(scores).levels(allocation, place, range(tokens)).expand(tokens)
 
     def _given(self, label: str) -> bool:
         return self.importance is not None and all(label in row for row in self.importance)
@@ -97,14 +101,46 @@ class Ranking:
         place: int,
         seen: Seen,
         prompt: int,
+        padding: int,
     ) -> Tensor:
         """Scores [layers or 1, tokens]; of a layer of its own scope, that layer's alone."""
         label = allocation.metric
         if prompt and self._given(label):
             return self._prepared(label, prompt, row)[:, start : start + tokens]
-        # The cache never sees token ids, so a draw by chance hangs on the seed, the place and the length.
+        scored = metric(label)
+        if scored.needs is Needs.IDS and prompt and self.prompts is not None:
+            ids = self._ids(row, padding, prompt)
+            return cache_scores(scored, (), seen, ids, prompt, self.seed)[:, start : start + tokens]
+        if self.prompts is not None:
+            # As a sweep draws: anew for every prompt and block, the same for all settings.
+            ids = [*self._ids(row, padding), start, *range(tokens)]
+        else:
+            # A cache alone never sees token ids, so a draw by chance hangs on the seed, the place and the length.
+            ids = range(start, start + tokens)
         places = range(self.layers) if allocation.scope == SHARED else [place]
-        return cache_scores(metric(label), places, seen, range(start, start + tokens), tokens, self.seed)
+        return cache_scores(scored, places, seen, ids, tokens, self.seed)
+
+    def select(self, rows: Sequence[int]) -> None:
+        """The cache's rows ``rows`` are its rows from now on."""
+        if self.prompts is not None:
+            self.prompts = [self._prompt(row) for row in rows]
+
+    def _prompt(self, row: int) -> Sequence[int]:
+        if len(self.prompts) == 1:  # of all beams
+            return self.prompts[0]
+        if row >= len(self.prompts):
+            raise UsageError(f"prompt_ids has {len(self.prompts)} rows, the batch has more")
+        return self.prompts[row]
+
+    def _ids(self, row: int, padding: int, tokens: int | None = None) -> Sequence[int]:
+        """Ids of a row's prompt without padding and last token, which must be ``tokens`` many."""
+        ids = self._prompt(row)[padding:-1]
+        if tokens is not None and len(ids) != tokens:
+            raise UsageError(
+                f"prompt_ids has {len(ids) + 1} tokens in row {row}, the prompt that came {tokens + 1}; "
+                "pass the ids that the model is fed, the last one included"
+            )
+        return ids
 
     def _prepared(self, label: str, tokens: int, row: int) -> Tensor:
         if row >= len(self.importance):

@@ -161,8 +161,8 @@ class _Bench:
 
     def __init__(self, loaded: LoadedModel, setting: Setting, plan: Plan, attention: str):
         self.loaded, self.setting, self.rule, self.attention = loaded, setting, plan.protocol.rule, attention
-        # What a cache alone cannot know, or would draw by another chance than the sweep.
-        self.given = [m for m in sorted(setting.metrics) if not metric(m).needs.in_cache or metric(m).seeded]
+        # What a cache alone cannot know.
+        self.given = [m for m in sorted(setting.metrics) if not metric(m).needs.in_cache]
 
     def warm_up(self, example: Example) -> None:
         """Answer a few tokens with either cache."""
