@@ -14,9 +14,9 @@ from semkv_bench.grid.cost import SIDES, Tokens
 from semkv_bench.importance import metric
 from semkv_bench.importance.block import cache_scores
 from semkv_bench.importance.tail import Fed, TailNotes
-from semkv_bench.protocols.rule import Blocks, Window, coder_seed, ranking, window
+from semkv_bench.protocols.rule import Blocks, Ranks, Window, coder_seed, window
 from semkv_bench.quantizers import Coder, NonFiniteError, Quantizer
-from semkv_bench.settings.allocation import GONE, Allocation
+from semkv_bench.settings.allocation import GONE
 from semkv_bench.settings.setting import Coded, Setting
 
 __all__ = ["RowCoding"]
@@ -52,32 +52,31 @@ class RowCoding:
         self,
         prompt: RowCache,
         room: int,
-        scores: Callable[[str], Tensor],
+        ranks: Ranks,
         unseen: Callable[[str], Tensor] | None = None,
     ) -> None:
         """Give every row the prompt's cache as its setting would return it.
 
-        room: tokens that will follow; scores: a metric's scores of the prompt's tokens by its label; unseen: of the
-        tokens before the question, which the metric did not see.
+        room: tokens that will follow; ranks: of the prompt's tokens; unseen: a metric's scores of the tokens before
+        the question, which the metric did not see.
         """
         length = prompt.get_seq_length()
         self.rows.reserve(len(self.settings), length + room)
         self._prompt = length
         self.rows.take_states(prompt)
-        evicted = self._evicted(prompt, {"seen": scores, "unseen": unseen})
+        evicted = self._evicted(prompt, {"seen": ranks.scores, "unseen": unseen})
         for index, target in self.rows.attending.items():
             stored = prompt.attending[index].stored()
             views = target.take(length, like=stored)
-            ranked = partial(ranking, place=self.places.get(index, 0), scores=scores)
             for side, (states, view) in enumerate(zip(stored, views, strict=True)):
                 with _named(index, side):
-                    self._fill_side(states, view, index, side, ranked)
+                    self._fill_side(states, view, index, side, ranks)
             if self.rule.codes_prompt:
                 for row in range(len(self.settings)):
                     if row in evicted and index in self.places:
                         target.delete(row, slice(0, length), evicted[row][self.places[index]])
                     elif row not in evicted:
-                        self._delete(target, row, slice(0, length), ranked)
+                        self._delete(index, row, range(length), ranks)
         for row in self.rows.rows:
             spans = [self._window(self.settings[row.index], side).coded(length) for side in range(2)]
             row.settled = (spans[0].stop, spans[1].stop)
@@ -89,7 +88,7 @@ class RowCoding:
         view: Tensor,
         index: int,
         side: int,
-        ranked: Callable[[Allocation], Tensor | None],
+        ranks: Ranks,
     ) -> None:
         """states [1, heads, tokens, head_dim] into view [rows, ...], as each row's setting returns them."""
         start, tokens = 0, states.shape[2]
@@ -108,13 +107,8 @@ class RowCoding:
             coder.prepare(states[0])
             if not span:
                 continue
-            levels = []
-            for one, _ in alike:
-                importance = ranked(one.allocation)
-                importance = None if importance is None else importance[here]
-                levels.append(one.allocation.levels(len(span), importance))
-            widest = max(map(len, levels))
-            stacked = torch.stack([row.expand(widest) for row in levels]).to(states.device)
+            allocations = [one.allocation for one, _ in alike]
+            stacked = ranks.stacked(allocations, self.places[index], span, states.device)
             coder.quantize_dequantize(states[:, :, here], stacked, out=target[:, :, here])
 
     def _evicted(
@@ -256,50 +250,45 @@ class RowCoding:
 
     def _code(self, pieces: dict[tuple[int, int], range]) -> None:
         """Code one stretch of tokens of each (row, side), or delete those that their settings prune."""
-        spans = {place: slice(piece.start, piece.stop) for place, piece in pieces.items()}
-        scores = {place: self._scores(place[0], here) for place, here in spans.items()}
+        ranks = {(row, piece): self._ranks(row, piece) for (row, _), piece in pieces.items()}
         for index, layer in self.rows.attending.items():
             for side in range(2):
-                mine = {row: here for (row, of), here in spans.items() if of == side}
+                mine = {row: piece for (row, of), piece in pieces.items() if of == side}
                 with _named(index, side):
-                    self._code_side(index, layer, side, mine, {row: scores[row, side] for row in mine})
-            for (row, side), here in spans.items():
+                    self._code_side(index, layer, side, mine, ranks)
+            for (row, side), piece in pieces.items():
                 if side == 0:
-                    ranked = partial(ranking, place=self.places.get(index, 0), scores=scores[row, side])
-                    self._delete(layer, row, here, ranked)
+                    self._delete(index, row, piece, ranks[row, piece])
         for (row, side), piece in pieces.items():
             book = self.rows.rows[row]
             book.settled = _changed(book.settled, side, piece.stop)
             book.pieces = _changed(book.pieces, side, (*book.pieces[side], len(piece)))
 
-    def _delete(
-        self, layer: RowLayer, row: int, here: slice, ranked: Callable[[Allocation], Tensor | None]
-    ) -> None:
-        """Delete of the tokens ``here`` what the row's setting does not keep."""
+    def _delete(self, index: int, row: int, piece: range, ranks: Ranks) -> None:
+        """Delete of a row's tokens ``piece``, which ``ranks`` are of, what its setting does not keep in a layer."""
         prune = self._setting(row).prune
         if prune is not None:
-            levels = prune.levels(here.stop - here.start, ranked(prune))
-            layer.delete(row, here, levels == GONE)
+            levels = ranks.levels(prune, self.places.get(index, 0), range(len(piece)))
+            self.rows.attending[index].delete(row, slice(piece.start, piece.stop), levels == GONE)
 
     def _code_side(
         self,
         index: int,
         layer: RowLayer,
         side: int,
-        spans: dict[int, slice],
-        scores: dict[int, Callable[[str], Tensor]],
+        pieces: dict[int, range],
+        ranks: dict[tuple[int, range], Ranks],
     ) -> None:
         """Keys (0) or values (1) of one layer: rows of one quantizer and as many tokens in one call."""
         groups: dict = {}
-        for row, here in spans.items():
+        for row, piece in pieces.items():
             coded = self._side(self._setting(row), index, side)
             if coded is not None:
-                key = (coded.quantizer, here.stop - here.start)
-                groups.setdefault(key, []).append((row, coded.allocation))
+                groups.setdefault((coded.quantizer, len(piece)), []).append((row, coded.allocation))
         for (quantizer, count), members in groups.items():
-            views = [layer.part(row, spans[row])[side] for row, _ in members]
+            views = [layer.part(row, slice(pieces[row].start, pieces[row].stop))[side] for row, _ in members]
             levels = [
-                allocation.levels(count, ranking(allocation, self.places[index], scores[row])).expand(count)
+                ranks[row, pieces[row]].levels(allocation, self.places[index], range(count)).expand(count)
                 for row, allocation in members
             ]
             x = torch.stack(views)
@@ -308,19 +297,13 @@ class RowCoding:
             for view, values in zip(views, decoded, strict=True):
                 view.copy_(values)
 
-    def _scores(self, row: int, here: slice) -> Callable[[str], Tensor]:
-        """A metric's scores of the tokens at ``here`` of one row, [quantized layers, tokens] or [1, tokens]."""
-        found: dict[str, Tensor] = {}
-
-        def scores(label: str) -> Tensor:
-            if label not in found:
-                found[label] = self._score(label, row, here)
-            return found[label]
-
+    def _ranks(self, row: int, piece: range) -> Ranks:
+        """Of the tokens ``piece`` of one row."""
+        here = slice(piece.start, piece.stop)
         # Scores must be taken before the first layer is coded.
-        for label in self._setting(row).metrics:
-            scores(label)
-        return scores
+        return Ranks(
+            {label: self._score(label, row, here) for label in self._setting(row).metrics}.__getitem__
+        )
 
     def _score(self, label: str, row: int, here: slice) -> Tensor:
         scored, count = metric(label), here.stop - here.start

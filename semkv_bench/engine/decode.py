@@ -69,7 +69,7 @@ def fill(
     room: tokens that will follow.
     """
     coding = RowCoding(rows, settings, rule, loaded.shape.quantized_layers, prefilled.ids, seed)
-    coding.fill(prefilled.cache, room, prefilled.scores.__getitem__, prefilled.unseen.__getitem__)
+    coding.fill(prefilled.cache, room, prefilled.ranks, prefilled.unseen.__getitem__)
     return coding
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from semkv_bench.engine.rows import RowCache
 from semkv_bench.importance import observe
 from semkv_bench.models.load import LoadedModel
+from semkv_bench.protocols.rule import Ranks
 
 __all__ = ["Prefilled", "prefill"]
 
@@ -27,6 +29,11 @@ class Prefilled:
     hidden: Tensor
     scores: dict[str, Tensor] = field(default_factory=dict)
     unseen: dict[str, Tensor] = field(default_factory=dict)
+
+    @cached_property
+    def ranks(self) -> Ranks:
+        """The tokens' importance, ranked once for all settings, layers and batches."""
+        return Ranks(self.scores.__getitem__)
 
 
 @torch.inference_mode()

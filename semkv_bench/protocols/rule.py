@@ -18,6 +18,7 @@ protocol's ``block`` only says by how many tokens a tail moves on whose tokens a
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from semkv_bench.errors import UsageError
@@ -27,7 +28,7 @@ from semkv_bench.quantizers.keep import Keep
 from semkv_bench.settings.allocation import SHARED, Allocation
 from semkv_bench.settings.setting import Setting
 
-__all__ = ["PARTS", "PREFILL", "Blocks", "Window", "coder_seed", "ranking", "window"]
+__all__ = ["PARTS", "PREFILL", "Blocks", "Ranks", "Window", "coder_seed", "window"]
 
 PARTS = ("prompt", "generated", "both")
 
@@ -207,15 +208,67 @@ def coder_seed(seed: int, layer: int, side: int) -> int:
     return ((seed * 1_000 + layer) * 2 + side) % 2**63
 
 
-def ranking(allocation: Allocation, place: int, scores: Callable[[str], Tensor]) -> Tensor | None:
-    """What ``allocation`` ranks a block's tokens by in quantized layer number ``place``: importance [tokens].
+class Ranks:
+    """Importance of some tokens, and the levels that allocations give them: each computed once.
 
-    scores: gives a metric's scores [quantized layers, tokens] or [1, tokens] by its label.
+    What is ranked for all layers together is the same in every layer, for keys and for values, and under every
+    setting that ranks by the same metric. What a layer ranks by itself is known until another layer asks. scores:
+    gives a metric's scores of the tokens by its label, [quantized layers, tokens] or [1, tokens].
     """
-    if allocation.metric is None:
-        return None
-    found = scores(allocation.metric)
-    if allocation.scope == SHARED:
-        return shared(found)
-    own = found[place if len(found) > 1 else 0]
-    return shared(own) if own.dim() > 1 else own
+
+    def __init__(self, scores: Callable[[str], Tensor]):
+        self.scores = scores
+        self._shared: dict[tuple, Tensor] = {}
+        self._own: dict[tuple, Tensor] = {}
+        self._place: int | None = None
+
+    def importance(self, allocation: Allocation, place: int) -> Tensor | None:
+        """What ``allocation`` ranks the tokens by in quantized layer number ``place``, [tokens]; None: by nothing."""
+        label, where = allocation.metric, _where(allocation, place)
+        if label is None:
+            return None
+        return self._once(where, ("importance", label), lambda: self._ranked(label, where))
+
+    def levels(self, allocation: Allocation, place: int, here: range) -> Tensor:
+        """Levels int64 [tokens], or [1] for all, of the tokens ``here``, which are stored together."""
+
+        def make() -> Tensor:
+            importance = self.importance(allocation, place)
+            return allocation.levels(
+                len(here), None if importance is None else importance[here.start : here.stop]
+            )
+
+        return self._once(_where(allocation, place), ("levels", allocation, here), make)
+
+    def stacked(
+        self, allocations: Sequence[Allocation], place: int, here: range, device: torch.device
+    ) -> Tensor:
+        """Levels of several settings, int64 [settings, tokens or 1], on ``device``."""
+
+        def make() -> Tensor:
+            rows = [self.levels(allocation, place, here) for allocation in allocations]
+            widest = max(map(len, rows))
+            return torch.stack([row.expand(widest) for row in rows]).to(device)
+
+        own = any(_where(allocation, place) is not None for allocation in allocations)
+        return self._once(place if own else None, ("stacked", tuple(allocations), here, device), make)
+
+    def _once(self, where: int | None, key: tuple, make: Callable[[], Tensor]) -> Tensor:
+        if where is not None and where != self._place:
+            self._own, self._place = {}, where
+        table = self._shared if where is None else self._own
+        if key not in table:
+            table[key] = make()
+        return table[key]
+
+    def _ranked(self, label: str, place: int | None) -> Tensor:
+        found = self.scores(label)
+        if place is None:
+            return shared(found)
+        own = found[place if len(found) > 1 else 0]
+        return shared(own) if own.dim() > 1 else own
+
+
+def _where(allocation: Allocation, place: int) -> int | None:
+    """The quantized layer that an allocation's levels hang on; None: they are the same in all layers."""
+    return place if allocation.metric is not None and allocation.scope != SHARED else None

@@ -9,7 +9,7 @@ from transformers import LlamaConfig
 from semkv_bench.config.choices import choice_file, choices
 from semkv_bench.engine.coding import RowCoding
 from semkv_bench.engine.rows import RowCache
-from semkv_bench.protocols.rule import Blocks
+from semkv_bench.protocols.rule import Blocks, Ranks
 from semkv_bench.quantizers import Affine, Keep, TurboQuant, TurboQuantSplit
 from semkv_bench.settings.setting import FULL, TwoLevelMixes, uniform_settings
 
@@ -59,7 +59,7 @@ def _run(settings, rule, tails, calls, turn=None, leave=None):
     prompt.reserve(1, PROMPT)
     prompt.update(*_states(1, PROMPT, 1), 0)
     coding = RowCoding(rows, settings, rule, [0], [1, 2, 3], seed=5)
-    coding.fill(prompt, TAIL, _scores)
+    coding.fill(prompt, TAIL, Ranks(_scores))
     coding._score = lambda label, row, here: _scores(label)[:, : here.stop - here.start]
     done, order = 0, list(range(len(settings)))
     for number, size in enumerate(calls):

@@ -8,7 +8,6 @@ from semkv_bench.engine.decode import fill
 from semkv_bench.engine.engine import Engine, Request
 from semkv_bench.errors import UsageError
 from semkv_bench.grid.levels import FULL_PRECISION
-from semkv_bench.protocols.rule import ranking
 from semkv_bench.quantizers import Affine, TurboQuant
 from semkv_bench.settings.allocation import Prune, TwoLevel, Uniform, top_tokens
 from semkv_bench.settings.setting import FULL, Pruned, TwoLevelMixes, uniform_settings
@@ -114,7 +113,7 @@ def test_kept_tokens_keep_their_positions(tiny_llama, scope):
     plain, reference = DynamicCache(config=model.config), DynamicCache(config=model.config)
     model(input_ids=torch.tensor([request.input_ids[:-1]]), use_cache=True, **{keyword: plain})
     for index, layer in enumerate(plain.layers):
-        kept = top_tokens(ranking(setting.prune, index, answered.prefilled.scores.__getitem__), 0.5)
+        kept = top_tokens(answered.prefilled.ranks.importance(setting.prune, index), 0.5)
         assert kept.sum() == 20
         reference.update(layer.keys[:, :, kept], layer.values[:, :, kept], index)
     tokens, position = [request.input_ids[-1]], 40
