@@ -2,19 +2,23 @@
 
 The plain loop does what a script would do: for each setting one prefill into a DynamicCache, quantize
 the prompt's keys and values in place, and one generate. Both ways run in this process, in turn, prompt by
-prompt; the ratio of their wall-clock times is the result. The first prompt of a length is run by the engine alone
+prompt; the ratio of their times is the result. The first prompt of a length is run by the engine alone
 and told apart, since it allocates what later ones use again. Stages of the engine are timed where it calls them.
+Times are by the wall clock, or with ``--clock processor`` the seconds that the processor spent on this process: on a
+machine that others use, with one thread, the nearer to what a free core would need. Both are written down.
 ``python benchmarks/sweep_speed.py --help``.
 """
 
 import argparse
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import torch
 from stock import stock_generate
 
 from semkv_bench.engine import decode, engine
@@ -40,16 +44,30 @@ STAGES = {
 }
 
 
-def staged(run: Callable[[], Any], seconds: dict[str, float]) -> Any:
+CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
+
+
+class Watch:
+    """Seconds by every clock since it was made."""
+
+    def __init__(self) -> None:
+        self.began = {name: clock() for name, clock in CLOCKS.items()}
+
+    def seconds(self) -> dict[str, float]:
+        """By name of the clock."""
+        return {name: clock() - self.began[name] for name, clock in CLOCKS.items()}
+
+
+def staged(run: Callable[[], Any], seconds: dict[str, float], clock: Callable[[], float]) -> Any:
     """The result of ``run``, with the seconds of every stage added to ``seconds``."""
 
     def timed(stage: str, function: Callable) -> Callable:
         def call(*args: Any, **kwargs: Any) -> Any:
-            start = time.perf_counter()
+            start = clock()
             try:
                 return function(*args, **kwargs)
             finally:
-                seconds[stage] = seconds.get(stage, 0.0) + time.perf_counter() - start
+                seconds[stage] = seconds.get(stage, 0.0) + clock() - start
 
         return call
 
@@ -65,7 +83,9 @@ def staged(run: Callable[[], Any], seconds: dict[str, float]) -> Any:
         mock.patch.stopall()
 
 
-def measure(loaded: LoadedModel, length: int, prompts: int, settings: list[Setting]) -> dict[str, Any]:
+def measure(
+    loaded: LoadedModel, length: int, prompts: int, settings: list[Setting], clock: str
+) -> dict[str, Any]:
     """Both ways on ``prompts`` prompts of about ``length`` tokens, after a first one that only the engine runs."""
     examples = Synthetic(length=length).examples(loaded.tokenizer, seeds=[0], per_task=prompts + 1)
     runs, ours = [], Engine(loaded)
@@ -74,40 +94,40 @@ def measure(loaded: LoadedModel, length: int, prompts: int, settings: list[Setti
             example.input_ids, example.target_ids, example.max_new_tokens, frozenset(loaded.eos_ids), seed=0
         )
         stages: dict[str, float] = {}
-        start = time.perf_counter()
-        together = staged(lambda asked=request: ours.run(asked, settings), stages)
-        run = {
-            "prompt_tokens": len(example.input_ids),
-            "engine_s": time.perf_counter() - start,
-            "stages": stages,
-        }
+        watch = Watch()
+        together = staged(lambda asked=request: ours.run(asked, settings), stages, CLOCKS[clock])
+        run = {"prompt_tokens": len(example.input_ids), "engine_s": watch.seconds(), "stages": stages}
         if number:
-            start = time.perf_counter()
+            watch = Watch()
             apart = [stock_generate(loaded, request, setting)[0] for setting in settings]
-            run["plain_s"] = time.perf_counter() - start
+            run["plain_s"] = watch.seconds()
             run["equal_rows"] = sum(a.tokens == b for a, b in zip(together, apart, strict=True))
         runs.append(run)
         print(len(settings), length, run, flush=True)
-    return summary(runs, len(settings))
+    return summary(runs, len(settings), clock)
 
 
-def summary(runs: list[dict[str, Any]], settings: int) -> dict[str, Any]:
-    """Sums over all prompts but the first, ratios, and what the first cost."""
+def summary(runs: list[dict[str, Any]], settings: int, clock: str) -> dict[str, Any]:
+    """Sums over all prompts but the first, ratios by ``clock``, and what the first cost."""
     first, *rest = runs
-    total = {name: sum(run[name] for run in rest) for name in ("engine_s", "plain_s", "equal_rows")}
+    total = {
+        way: {name: sum(run[way][name] for run in rest) for name in CLOCKS} for way in ("engine_s", "plain_s")
+    }
     stages = {name: round(sum(run["stages"][name] for run in rest), 2) for name in STAGES}
+    plain, engine = total["plain_s"][clock], total["engine_s"][clock]
     return {
         "settings": settings,
         "prompts": len(rest),
         "prompt_tokens": round(sum(run["prompt_tokens"] for run in rest) / len(rest)),
         "rows": settings * len(rest),
-        "equal_rows": total["equal_rows"],
-        "plain_s": round(total["plain_s"], 2),
-        "engine_s": round(total["engine_s"], 2),
+        "equal_rows": sum(run["equal_rows"] for run in rest),
+        "clock": clock,
+        "plain_s": {name: round(value, 2) for name, value in total["plain_s"].items()},
+        "engine_s": {name: round(value, 2) for name, value in total["engine_s"].items()},
         "stages_s": stages,
-        "plain_over_engine": round(total["plain_s"] / total["engine_s"], 2),
-        "engine_over_prefill": round(total["engine_s"] / stages["prefill"], 2),
-        "first_prompt_s": round(first["engine_s"], 2),
+        "plain_over_engine": round(plain / engine, 2),
+        "engine_over_prefill": round(engine / stages["prefill"], 2),
+        "first_prompt_s": round(first["engine_s"][clock], 2),
         "first_prompt_stages_s": {name: round(value, 2) for name, value in first["stages"].items()},
     }
 
@@ -118,6 +138,7 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=[1000, 2000])
     parser.add_argument("--settings", type=int, nargs="+", default=[12, 60], choices=list(LEVELS))
     parser.add_argument("--prompts", type=int, default=3)
+    parser.add_argument("--clock", choices=list(CLOCKS), default="wall", help="what the ratios are of")
     parser.add_argument(
         "--note", default="", help="what else the reader should know, such as what ran beside it"
     )
@@ -125,16 +146,18 @@ def main() -> None:
     arguments = parser.parse_args()
     loaded = EmbeddedModel().load()
     outcome = {
-        "what": "wall-clock time of a plain loop of stock transformers over this engine's, and over a prefill",
+        "what": "time of a plain loop of stock transformers over this engine's, and the engine's over a prefill",
         "model": loaded.label,
-        "note": arguments.note,
         "machine": describe(loaded.device),
     }
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     for count in arguments.settings:
         settings = [FULL, *uniform_settings(Affine(), Affine(), LEVELS[count])]
         for length in arguments.lengths:
-            case = {"length": length, **measure(loaded, length, arguments.prompts, settings)}
+            measured = measure(loaded, length, arguments.prompts, settings, arguments.clock)
+            load = [round(one, 1) for one in os.getloadavg()]
+            here = {"threads": torch.get_num_threads(), "load_average": load, "note": arguments.note}
+            case = {"length": length, **measured, **here}
             print(case, flush=True)
             try:
                 before = json.loads(arguments.out.read_text()).get("cases", [])
