@@ -1,4 +1,6 @@
-"""The plain way that the benchmarks compare against: stock transformers, one setting at a time."""
+"""What the benchmarks compare against, stock transformers one setting at a time, and what they time by."""
+
+import time
 
 import torch
 from torch import Tensor
@@ -7,6 +9,19 @@ from transformers import DynamicCache
 from semkv_bench.engine.engine import Request
 from semkv_bench.models.load import LoadedModel
 from semkv_bench.settings.setting import Setting
+
+CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
+
+
+class Watch:
+    """Seconds by every clock since it was made."""
+
+    def __init__(self) -> None:
+        self.began = {name: clock() for name, clock in CLOCKS.items()}
+
+    def seconds(self) -> dict[str, float]:
+        """By name of the clock."""
+        return {name: clock() - self.began[name] for name, clock in CLOCKS.items()}
 
 
 @torch.inference_mode()
