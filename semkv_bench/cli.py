@@ -295,6 +295,13 @@ def _measure(given: Given) -> None:
         OUT.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
+def _calibrate(given: Given) -> None:
+    from semkv_bench.sweep.calibrate import calibrate
+
+    path = calibrate(given.config)
+    OUT.print(f"written: {path}", markup=False, highlight=False, soft_wrap=True)
+
+
 def _recipe(given: Given) -> None:
     from semkv_bench.recipe import run_recipe
 
@@ -442,6 +449,12 @@ COMMANDS: dict[str, Command] = {
         config="measure",
         options=(_JSON,),
         bare="run",
+    ),
+    "calibrate": Command(
+        _calibrate,
+        "fit a method to a model on a text that is not the evaluation's; sweeps of both then find the file",
+        "model=smollm2 quantizer=kvquant [text=FILE]",
+        config="calibrate",
     ),
     "recipe": Command(
         _recipe, "the cliff, then mixes just above it", "model=smollm2 quantizer=affine", config="recipe"

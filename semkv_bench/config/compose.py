@@ -146,6 +146,17 @@ class _Measure:
     attention: str = MISSING
 
 
+@dataclass
+class _Calibrate:
+    model: dict[str, Any] = MISSING
+    quantizer: dict[str, Any] = MISSING
+    text: str | None = None
+    sequences: int = MISSING
+    length: int = MISSING
+    seed: int = MISSING
+    out: str | None = None
+
+
 _SCHEMAS = {
     "sweep": _Sweep,
     "recipe": _Recipe,
@@ -154,6 +165,7 @@ _SCHEMAS = {
     "compare": _Compare,
     "storage": _Storage,
     "measure": _Measure,
+    "calibrate": _Calibrate,
 }
 
 

@@ -1,7 +1,7 @@
 """Coding the rows of a sweep: the prompt for all settings at once, later blocks row by row."""
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -9,13 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from semkv_bench.engine.rows import RowCache, RowLayer
+from semkv_bench.engine.rows import Row, RowCache, RowLayer
 from semkv_bench.grid.cost import SIDES, Tokens
 from semkv_bench.importance import metric
 from semkv_bench.importance.block import cache_scores
 from semkv_bench.importance.tail import Fed, TailNotes
+from semkv_bench.models.rotary import Rotary
 from semkv_bench.protocols.rule import Blocks, Ranks, Window, coder_seed, window
 from semkv_bench.quantizers import Coder, NonFiniteError, Quantizer
+from semkv_bench.quantizers.parts import Place
 from semkv_bench.settings.allocation import GONE
 from semkv_bench.settings.setting import Coded, Setting
 
@@ -26,7 +28,7 @@ class RowCoding:
     """Codes what a rule says of the rows of one batch.
 
     settings: of the rows, by ``Row.index``. quantized: the layers that are coded. prompt_ids and seed
-    fix what is drawn by chance.
+    fix what is drawn by chance. rotary: gives how the keys of every layer are turned, for methods that undo it.
     """
 
     def __init__(
@@ -37,7 +39,9 @@ class RowCoding:
         quantized: Sequence[int],
         prompt_ids: Sequence[int],
         seed: int,
+        rotary: Callable[[], Mapping[int, Rotary]] | None = None,
     ):
+        self._rotary = rotary
         self.rows = rows
         self.settings = settings
         self.rule = rule
@@ -78,9 +82,13 @@ class RowCoding:
                     elif row not in evicted:
                         self._delete(index, row, range(length), ranks)
         for row in self.rows.rows:
-            spans = [self._window(self.settings[row.index], side).coded(length) for side in range(2)]
-            row.settled = (spans[0].stop, spans[1].stop)
-            row.pieces = tuple((len(span),) if span else () for span in spans)
+            self._settle_prompt(row)
+
+    def _settle_prompt(self, row: Row) -> None:
+        """Note what of the prompt is stored coded in a row."""
+        windows = [self._window(self.settings[row.index], side) for side in range(2)]
+        row.settled = tuple(window.coded(self._prompt).stop for window in windows)
+        row.pieces = tuple(window.prompt_pieces() for window in windows)
 
     def _fill_side(
         self,
@@ -109,7 +117,11 @@ class RowCoding:
                 continue
             allocations = [one.allocation for one, _ in alike]
             stacked = ranks.stacked(allocations, self.places[index], span, states.device)
-            coder.quantize_dequantize(states[:, :, here], stacked, out=target[:, :, here])
+            placed = coder.placed(span.start)
+            if quantizer.pivot_metric is not None:
+                marks = ranks.scores(quantizer.pivot_metric)[self.places[index]]
+                placed = placed.keeping(marks[here].to(states.device) > 0)
+            placed.quantize_dequantize(states[:, :, here], stacked, out=target[:, :, here])
 
     def _evicted(
         self, prompt: RowCache, scores: dict[str, Callable[[str], Tensor] | None]
@@ -131,10 +143,8 @@ class RowCoding:
         They are coded as a prompt of so many tokens is, each row from its own 16-bit values.
         """
         self._prompt = tokens
-        for number, row in enumerate(self.rows.rows):
-            spans = [self._window(self._setting(number), side).coded(tokens) for side in range(2)]
-            row.settled = (spans[0].stop, spans[1].stop)
-            row.pieces = tuple((len(span),) if span else () for span in spans)
+        for row in self.rows.rows:
+            self._settle_prompt(row)
         layers = {index: layer for index, layer in self.rows.attending.items() if index in self.places}
         for index, layer in layers.items():
             layer.arrived = partial(self._code_arrived, index, layer)
@@ -158,6 +168,7 @@ class RowCoding:
                 coder.prepare(layer.part(row, slice(0, self._prompt))[side].clone())
                 view = layer.part(row, slice(span.start, span.stop))[side]
                 levels = coded.allocation.levels(len(span), None).expand(len(span))
+                coder = coder.placed(span.start)
                 with _named(index, side):
                     view.copy_(coder.quantize_dequantize(view[None], levels[None].to(view.device))[0])
 
@@ -284,15 +295,16 @@ class RowCoding:
         for row, piece in pieces.items():
             coded = self._side(self._setting(row), index, side)
             if coded is not None:
-                groups.setdefault((coded.quantizer, len(piece)), []).append((row, coded.allocation))
-        for (quantizer, count), members in groups.items():
+                start = piece.start if coded.quantizer.positional else 0
+                groups.setdefault((coded.quantizer, len(piece), start), []).append((row, coded.allocation))
+        for (quantizer, count, start), members in groups.items():
             views = [layer.part(row, slice(pieces[row].start, pieces[row].stop))[side] for row, _ in members]
             levels = [
                 ranks[row, pieces[row]].levels(allocation, self.places[index], range(count)).expand(count)
                 for row, allocation in members
             ]
             x = torch.stack(views)
-            coder = self._coder(quantizer, index, side, x)
+            coder = self._coder(quantizer, index, side, x).placed(start)
             decoded = coder.quantize_dequantize(x, torch.stack(levels).to(x.device))
             for view, values in zip(views, decoded, strict=True):
                 view.copy_(values)
@@ -336,7 +348,9 @@ class RowCoding:
         key = (quantizer, index, side)
         if key not in self._coders:
             seed = coder_seed(self._seed, index, side)
-            self._coders[key] = quantizer.coder(x.shape[-1], seed, x.device)
+            known = self._rotary() if quantizer.positional and side == 0 and self._rotary else {}
+            place = Place(index, SIDES[side], known.get(index))
+            self._coders[key] = quantizer.coder(x.shape[-1], seed, x.device).at(place)
         return self._coders[key]
 
 

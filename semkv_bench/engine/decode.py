@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from semkv_bench.engine.sampling import Choose, chooser
 from semkv_bench.grid.cost import Stored
 from semkv_bench.importance.tail import TailNotes
 from semkv_bench.models.load import LoadedModel
+from semkv_bench.models.rotary import rotary_of
 from semkv_bench.protocols.rule import PREFILL, Blocks
 from semkv_bench.settings.setting import Setting
 
@@ -68,7 +70,8 @@ def fill(
 
     room: tokens that will follow.
     """
-    coding = RowCoding(rows, settings, rule, loaded.shape.quantized_layers, prefilled.ids, seed)
+    layers, rotary = loaded.shape.quantized_layers, partial(rotary_of, loaded)
+    coding = RowCoding(rows, settings, rule, layers, prefilled.ids, seed, rotary)
     coding.fill(prefilled.cache, room, prefilled.ranks, prefilled.unseen.__getitem__)
     return coding
 

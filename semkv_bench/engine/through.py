@@ -1,6 +1,7 @@
 """One teacher-forced pass in which attention sees coded keys and values: the protocol ``through``."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from semkv_bench.engine.outcome import Outcome, Request
 from semkv_bench.engine.rows import RowCache
 from semkv_bench.grid.cost import Stored
 from semkv_bench.models.load import LoadedModel
+from semkv_bench.models.rotary import rotary_of
 from semkv_bench.protocols.rule import PREFILL
 from semkv_bench.settings.setting import Setting
 
@@ -33,7 +35,8 @@ def read_through(
     """
     fed, forced = [*request.input_ids, *request.reference_ids[:-1]], list(request.reference_ids)
     rows.reserve(len(settings), len(fed))
-    coding = RowCoding(rows, settings, PREFILL, loaded.shape.quantized_layers, fed, request.seed)
+    layers, rotary = loaded.shape.quantized_layers, partial(rotary_of, loaded)
+    coding = RowCoding(rows, settings, PREFILL, layers, fed, request.seed, rotary)
     outcomes = [
         Outcome(setting, batch_rows=len(settings), context=len(request.input_ids)) for setting in settings
     ]

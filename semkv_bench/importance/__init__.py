@@ -7,6 +7,7 @@ from semkv_bench.importance.cake import Cake
 from semkv_bench.importance.choice import choices, metric
 from semkv_bench.importance.h2o import H2O, H2OMean
 from semkv_bench.importance.hidden_drift import HiddenDrift
+from semkv_bench.importance.hidden_max import HiddenMax
 from semkv_bench.importance.hidden_norm import HiddenNorm
 from semkv_bench.importance.key_norm import KeyNorm
 from semkv_bench.importance.keydiff import KeyDiff
@@ -31,6 +32,7 @@ __all__ = [
     "Cake",
     "H2OMean",
     "HiddenDrift",
+    "HiddenMax",
     "HiddenNorm",
     "KeyDiff",
     "KeyNorm",

@@ -19,6 +19,7 @@ from semkv_bench.importance import metric
 from semkv_bench.models.embedded import EmbeddedModel
 from semkv_bench.models.load import PretrainedModel
 from semkv_bench.models.shape import ModelShape
+from semkv_bench.plan.calibrations import calibrated, calibrations_told, check_text
 from semkv_bench.plan.cost import costs_at_contexts, typical_tails
 from semkv_bench.plan.settings import _plain, planned_settings
 from semkv_bench.plan.stages import Stage, arrange, described
@@ -100,6 +101,9 @@ def make_plan(config: DictConfig, exclude: Collection[tuple[str, str]] = ()) -> 
     protocol = engine.protocol(build(config.protocol, "protocol"))
     task = build(config.task, "task")
     source = build(config.model, "model")
+    if engine.simulates:
+        settings = calibrated(settings, source)
+        check_text(settings, task)
     shape = engine.shape(source)
     engine.check(source, settings, protocol)
     length = getattr(task, "length", None)
@@ -158,6 +162,7 @@ def make_plan(config: DictConfig, exclude: Collection[tuple[str, str]] = ()) -> 
         "examples": {"count": len(examples), "sha256": _digest(examples)},
         "engine": engine.decided(),
         "stats": _sealed(stats, settings),
+        **calibrations_told(settings),
         **_own_code(settings, task, protocol),
     }
     if stages:

@@ -115,7 +115,7 @@ class Window:
     """What of one side of a row is coded: a protocol's rule and a quantizer's ``keep``.
 
     prompt: tokens before the tail. together: is a block more than its tokens one by one, because they are ranked, or
-    because the coder looks at all of them?
+    because the coder looks at all of them? pivots: tokens of the prompt that stay in 16 bits besides, at most.
 
     >>> kivi = Window(PREFILL, Keep(block=128), prompt=300)
     >>> kivi.coded(300), kivi.coded(400), Window(Blocks("both", 4), Keep(), prompt=10).coded(15)
@@ -126,6 +126,7 @@ class Window:
     keep: Keep
     prompt: int
     together: bool = False
+    pivots: int = 0
 
     def coded(self, tokens: int, turn_over: bool = False, settled: int = 0) -> range:
         """The tokens that the next call must find coded in a row of ``tokens`` tokens; ``turn_over``: between turns.
@@ -157,6 +158,11 @@ class Window:
         whole, rest = divmod(stop - start, size)
         return [size] * whole + [rest] * (rest > 0)
 
+    def prompt_pieces(self) -> tuple[int, ...]:
+        """Sizes of the stretches of the prompt that are stored coded: one, or none."""
+        count = len(self.coded(self.prompt)) - self.pivots
+        return (count,) if count > 0 else ()
+
     def fits(self, tokens: int, settled: int = 0) -> int | None:
         """Tokens that one call may bring after ``tokens`` and see what single steps would see; None: any number."""
         if not self.rule.codes_tail:
@@ -169,7 +175,7 @@ class Window:
     def stored(self, tails: Sequence[int]) -> Tokens:
         """How the side is held after the prompt and ``tails`` tokens turn by turn; see ``Blocks.stored``."""
         length, span = self.prompt, self.coded(self.prompt)
-        pieces, settled = [len(span)], span.stop
+        pieces, settled = [*self.prompt_pieces()], span.stop
         for turn, tail in enumerate(tails):
             length += tail
             over = turn + 1 < len(tails)
@@ -200,7 +206,7 @@ def window(rule: Blocks, setting: Setting, side: int, prompt: int) -> Window:
     if coded is None:
         return Window(rule, Keep(), prompt)
     together = coded.allocation.metric is not None or coded.quantizer.granularity.tokens is None
-    return Window(rule, coded.quantizer.keep, prompt, together)
+    return Window(rule, coded.quantizer.keep, prompt, together, coded.quantizer.pivot_tokens)
 
 
 def coder_seed(seed: int, layer: int, side: int) -> int:

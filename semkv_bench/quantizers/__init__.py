@@ -2,6 +2,8 @@
 
 from semkv_bench.quantizers.affine import Affine
 from semkv_bench.quantizers.base import Coder, Encoded, NonFiniteError, Quantizer
+from semkv_bench.quantizers.calibrated import Centre, Permute, Thresholds, Unrope
+from semkv_bench.quantizers.clustered import Coupled, NonUniform
 from semkv_bench.quantizers.codes import PolarCode, Uniform, VectorCode
 from semkv_bench.quantizers.exact import Channels, LowRank, Mix, Outliers, Pivots
 from semkv_bench.quantizers.formats import (
@@ -30,8 +32,10 @@ __all__ = [
     "Affine",
     "Anchored",
     "Balance",
+    "Centre",
     "Channels",
     "Coder",
+    "Coupled",
     "Encoded",
     "Float",
     "GgmlAsymmetric",
@@ -48,8 +52,10 @@ __all__ = [
     "Method",
     "Mix",
     "NonFiniteError",
+    "NonUniform",
     "Normalise",
     "Outliers",
+    "Permute",
     "Pivots",
     "Polar",
     "PolarCode",
@@ -57,10 +63,12 @@ __all__ = [
     "Shift",
     "Side",
     "Smooth",
+    "Thresholds",
     "TurboQuant",
     "TurboQuantProd",
     "TurboQuantSplit",
     "Uniform",
     "UnitNorm",
+    "Unrope",
     "VectorCode",
 ]

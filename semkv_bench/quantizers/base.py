@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from semkv_bench.errors import UsageError
+from semkv_bench.errors import SemkvError, UsageError
 from semkv_bench.grid.cost import SideShape, Tokens
 from semkv_bench.grid.levels import Storage, code_bits, packing_plan
 from semkv_bench.kernels import NonFiniteError, PackedVectors, unpack_dequantize
@@ -17,6 +17,7 @@ from semkv_bench.kernels.numerics import finite_cast
 from semkv_bench.quantizers.granularity import PER_TOKEN, Granularity
 from semkv_bench.quantizers.keep import Keep, Layers
 from semkv_bench.quantizers.packing import LayoutOf, Packed, Stream
+from semkv_bench.quantizers.parts import Place
 
 __all__ = ["Coder", "Encoded", "NonFiniteError", "Quantizer", "brief", "changed", "pair_label"]
 
@@ -77,6 +78,26 @@ class Quantizer(ABC):
         """The one level count of a format that has no grid; None: any."""
         return None
 
+    @property
+    def calibrated(self) -> bool:
+        """Is it fitted to a model, by ``semkv-bench calibrate``?"""
+        return False
+
+    @property
+    def pivot_metric(self) -> str | None:
+        """The importance metric whose scores above 0 mark tokens of a prompt that stay in 16 bits; None: none do."""
+        return None
+
+    @property
+    def pivot_tokens(self) -> int:
+        """The most tokens that ``pivot_metric`` marks."""
+        return 0
+
+    @property
+    def positional(self) -> bool:
+        """Does it undo the rotary embedding, so that it hangs on where in the sequence a token is?"""
+        return False
+
     def check_levels(self, levels: int) -> None:  # noqa: B027 - most have any number of levels
         """Raise UsageError if there is no grid point of ``levels`` levels."""
 
@@ -112,8 +133,8 @@ class Quantizer(ABC):
         return 0.0
 
     def stored(self, tokens: int) -> Tokens:
-        """How a prompt of ``tokens`` tokens is held: in one stretch, but for what ``keep`` leaves in 16 bits."""
-        coded = len(self.keep.coded(tokens))
+        """How a prompt of ``tokens`` tokens is held: in one stretch, but for what is left in 16 bits."""
+        coded = max(0, len(self.keep.coded(tokens)) - self.pivot_tokens)
         return Tokens.of([coded], kept=tokens - coded)
 
     def of_side(self, side: str) -> "Quantizer":
@@ -151,6 +172,18 @@ class Coder(ABC):
 
     simulated: ClassVar[bool] = False
     turns: ClassVar[bool] = False
+
+    def at(self, place: Place) -> "Coder":
+        """The coder for one side of one layer, where that matters."""
+        return self
+
+    def placed(self, start: int) -> "Coder":
+        """The coder for a stretch of tokens that begins at position ``start``, where that matters."""
+        return self
+
+    def keeping(self, tokens: Tensor) -> "Coder":
+        """The coder for a stretch whose ``tokens``, bool [tokens], stay as they are."""
+        raise SemkvError(f"{type(self).__name__} keeps no single tokens")
 
     def prepare(self, prompt: Tensor) -> None:  # noqa: B027 - most coders need not know it
         """The 16-bit prompt [heads, tokens, head_dim] of what will be coded, before anything is."""

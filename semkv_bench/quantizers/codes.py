@@ -17,11 +17,12 @@ from torch import Tensor
 from semkv_bench.errors import UsageError
 from semkv_bench.grid.levels import code_bits, packing_plan
 from semkv_bench.kernels.numerics import to_float16
+from semkv_bench.quantizers.parts import Part
 
 __all__ = ["Code", "PolarCode", "Uniform", "VectorCode"]
 
 
-class Code(ABC):
+class Code(Part, ABC):
     """How the values of a group are coded."""
 
     def encode(self, grouped: Tensor, levels: int) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -47,6 +48,11 @@ class Code(ABC):
         return None
 
     @property
+    def weighted(self) -> bool:
+        """Does its calibration weigh values by the loss's gradient?"""
+        return getattr(self, "weights", None) == "fisher"
+
+    @property
     def sequence_bits(self) -> float:
         """Bits that one side of one layer keeps once a sequence."""
         return 0
@@ -55,15 +61,18 @@ class Code(ABC):
         """The code with what the prompt, float32 [heads, tokens, channels], decides; nothing, for most."""
         return self
 
-    def check_levels(self, levels: int) -> None:  # noqa: B027 - most codes have any number of levels
+    def check_levels(self, levels: int) -> None:
         """Raise UsageError if there is no such code with ``levels`` levels."""
+
+    def check_members(self, members: float) -> None:
+        """Raise UsageError if groups of so many values cannot be coded."""
 
     def bits(self, levels: int) -> tuple[float, float]:
         """Entropy of a code, and its packed bits, per value."""
         return code_bits(levels), packing_plan(levels).packed_bits
 
 
-_INT16 = 32767
+_INT16, _E4M3_MAX = 32767, 448.0
 _ZEROS, _MOMENTS, _HALVES = ("float", "int", "mean"), ("before", "after"), ("even", "up")
 
 
@@ -75,7 +84,8 @@ class Uniform(Code):
     codes around the group's mean, steps of range/L. clip: share of the range that is covered. cover_zero: the range
     holds 0. eps: least scale; None: a constant group is exact. round_scale: metadata are rounded to float16 ``before``
     coding (KIVI, optimum-quanto) or ``after`` it (KVarN). half: where a code between two goes, to the ``even`` one or
-    ``up``.
+    ``up``. metadata: what scale and zero are stored as, ``float16`` or ``e4m3`` (SKVQ), whose least value is
+    2 ** -9.
     """
 
     zero: str = "float"
@@ -84,14 +94,31 @@ class Uniform(Code):
     eps: float | None = None
     round_scale: str = "before"
     half: str = "even"
-    metadata_bits: float = 32
+    metadata: str = "float16"
 
     def __post_init__(self) -> None:
-        for name, known in (("zero", _ZEROS), ("round_scale", _MOMENTS), ("half", _HALVES)):
+        known_values = {
+            "zero": _ZEROS,
+            "round_scale": _MOMENTS,
+            "half": _HALVES,
+            "metadata": ("float16", "e4m3"),
+        }
+        for name, known in known_values.items():
             if getattr(self, name) not in known:
                 raise UsageError(f"code.{name}={getattr(self, name)} is not known; use {' or '.join(known)}")
         if not 0 < self.clip <= 1:
             raise UsageError(f"code.clip={self.clip} must be above 0 and at most 1")
+
+    @property
+    def metadata_bits(self) -> float:
+        """See ``Code``."""
+        return 16 if self.metadata == "e4m3" else 32
+
+    def _stored(self, x: Tensor) -> Tensor:
+        """x as it is stored; what e4m3 holds, float16 holds too."""
+        if self.metadata == "float16":
+            return to_float16(x)
+        return x.clamp(-_E4M3_MAX, _E4M3_MAX).to(torch.float8_e4m3fn).to(torch.float16)
 
     def encode(self, grouped: Tensor, levels: int) -> tuple[Tensor, tuple[Tensor, ...]]:
         """See ``Code``: with each group its scale and its zero, mean or whole zero point."""
@@ -101,7 +128,7 @@ class Uniform(Code):
         else:
             codes, scale, offset = self._ranged(grouped, low * self.clip, high * self.clip, levels)
         # A constant group is its own offset, or of a whole zero point -1 its own scale.
-        constant, exact = low == high, to_float16(low)
+        constant, exact = low == high, self._stored(low)
         scale = torch.where(constant, exact if self.zero == "int" else 0, scale)
         offset = torch.where(constant, -1 if self.zero == "int" else exact, offset)
         return codes.masked_fill(constant, 0), (scale, offset)
@@ -123,7 +150,7 @@ class Uniform(Code):
         exact = (high - low) / top
         if self.eps is not None:
             exact = exact.clamp(min=self.eps)
-        scale, zero = to_float16(exact), to_float16(low)
+        scale, zero = self._stored(exact), self._stored(low)
         step, start = (scale.float(), zero.float()) if self.round_scale == "before" else (exact, low)
         divisor = step.masked_fill(step == 0, math.inf)
         if self.zero == "int":
@@ -135,7 +162,7 @@ class Uniform(Code):
         return codes, scale, zero
 
     def _around_mean(self, x: Tensor, span: Tensor, levels: int) -> tuple[Tensor, Tensor, Tensor]:
-        middle, step = to_float16(x.mean(-1, keepdim=True)), to_float16(span / levels)
+        middle, step = self._stored(x.mean(-1, keepdim=True)), self._stored(span / levels)
         lowest = -(levels // 2)
         divisor = step.float().masked_fill(step == 0, math.inf)
         codes = ((x - middle.float()) / divisor).round().clamp(lowest, lowest + levels - 1)

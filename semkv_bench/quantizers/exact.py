@@ -21,47 +21,81 @@ def _check_share(name: str, share: float) -> None:
 
 @dataclass(frozen=True)
 class Outliers:
-    """The ``share`` of extreme values of a vector, half of it at either end, in 16 bits (GEAR, QAQ).
+    """The ``share`` of extreme values of a vector, half of it at either end, in 16 bits (GEAR, QAQ, KVQuant).
 
     over: what a vector is: ``channel``, one channel over the tokens of the piece; ``token``, all heads of one token;
-    ``head``, one head of one token. Their places are filled with the vector's mean while the rest is coded. Each costs
-    a float16 and a 16-bit index.
+    ``head``, one head of one token. ``thresholds``: values of a token beyond -1..1, to which a step before has scaled
+    them, the farthest first and at most ``share`` of all heads' values, one at least. While the rest is coded their
+    places are filled with the vector's mean, or by ``fill``: its median, the end that they are beyond. Each costs a
+    float16 and a 16-bit index.
     """
 
     share: float = 0.02
     over: str = "channel"
+    fill: str = "mean"
 
     def __post_init__(self) -> None:
         _check_share("outliers.share", self.share)
-        if self.over not in ("channel", "token", "head"):
-            raise UsageError(f"outliers.over={self.over} is not known; use channel, token or head")
+        for name, known in (
+            ("over", ("channel", "token", "head", "thresholds")),
+            ("fill", ("mean", "median", "end")),
+        ):
+            if getattr(self, name) not in known:
+                raise UsageError(
+                    f"outliers.{name}={getattr(self, name)} is not known; use {', '.join(known)}"
+                )
 
     def lines(self, y: Tensor) -> Tensor:
         """y [units, heads, tokens, channels] with a vector on the last axis; a view or a copy."""
         if self.over == "channel":
             return y.transpose(2, 3)
-        return y.transpose(1, 2).flatten(2) if self.over == "token" else y
+        return y if self.over == "head" else y.transpose(1, 2).flatten(2)
 
     def back(self, lines: Tensor, heads: int) -> Tensor:
         """Inverse of ``lines``."""
         if self.over == "channel":
             return lines.transpose(2, 3)
-        return lines.unflatten(-1, (heads, -1)).transpose(1, 2) if self.over == "token" else lines
+        return lines if self.over == "head" else lines.unflatten(-1, (heads, -1)).transpose(1, 2)
 
     def take(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        """y with its outliers replaced by the mean, and a mask of them."""
+        """y with its outliers replaced, and a mask of them."""
         lines = self.lines(y)
-        count = round(self.share / 2 * lines.shape[-1])
-        order = lines.argsort(dim=-1, stable=True)
-        places = torch.cat([order[..., :count], order[..., lines.shape[-1] - count :]], dim=-1)
-        mask = torch.zeros_like(lines, dtype=torch.bool).scatter_(-1, places, True)
-        filled = torch.where(mask, lines.mean(-1, keepdim=True), lines)
+        mask = self._beyond(lines) if self.over == "thresholds" else self._extreme(lines)
+        filled = torch.where(mask, self._filling(lines), lines)
         return self.back(filled, y.shape[1]), self.back(mask, y.shape[1])
 
-    @property
-    def bits(self) -> float:
-        """Bits per coded value."""
-        return 32 * self.share
+    def _extreme(self, lines: Tensor) -> Tensor:
+        count = self._count(lines.shape[-1]) // 2
+        order = lines.argsort(dim=-1, stable=True)
+        places = torch.cat([order[..., :count], order[..., lines.shape[-1] - count :]], dim=-1)
+        return torch.zeros_like(lines, dtype=torch.bool).scatter_(-1, places, True)
+
+    def _beyond(self, lines: Tensor) -> Tensor:
+        size = lines.abs()
+        farthest = size.argsort(dim=-1, descending=True, stable=True)[..., : self._count(lines.shape[-1])]
+        return torch.zeros_like(lines, dtype=torch.bool).scatter_(-1, farthest, True) & (size > 1)
+
+    def _filling(self, lines: Tensor) -> Tensor:
+        if self.fill == "end":
+            return lines.sign()
+        return (
+            lines.median(-1, keepdim=True).values if self.fill == "median" else lines.mean(-1, keepdim=True)
+        )
+
+    def _count(self, size: int) -> int:
+        """Outliers of a vector of ``size`` values at most."""
+        return (
+            max(1, round(self.share * size))
+            if self.over == "thresholds"
+            else 2 * round(self.share / 2 * size)
+        )
+
+    def bits(self, head_dim: int, heads: int) -> float:
+        """Bits per coded value; of a token, where its values are few, those of the whole numbers of outliers."""
+        if self.over == "channel":
+            return 32 * self.share
+        size = head_dim if self.over == "head" else head_dim * heads
+        return 32 * max(self.share, self._count(size) / size)
 
 
 @dataclass(frozen=True)
@@ -87,15 +121,33 @@ class Channels:
 
 @dataclass(frozen=True)
 class Pivots:
-    """The ``per_group`` tokens of smallest L1 norm of each unit of ``tokens`` tokens, in 16 bits (OTT).
+    """Tokens that stay in 16 bits because of what they are.
 
-    They are left out of the ranges of their group. Of the method's pool only the tokens of the side itself are kept.
+    by: ``key_l1``, the ``per_group`` tokens of smallest L1 norm of each unit, left out of the ranges of their group
+    (OTT; of the method's pool only the tokens of the side itself are kept). ``hidden_max``, tokens of the prompt that
+    hold the ``entries`` largest entries of the layer's hidden states (RotateKV); as many tokens are priced, which is
+    the most that there can be.
     """
 
     per_group: int = 1
+    by: str = "key_l1"
+    entries: int = 20
+
+    def __post_init__(self) -> None:
+        if self.by not in ("key_l1", "hidden_max"):
+            raise UsageError(f"pivots.by={self.by} is not known; use key_l1 or hidden_max")
+        for name in ("per_group", "entries"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise UsageError(f"pivots.{name}={value} must be a whole number of at least 1")
+
+    @property
+    def metric(self) -> str | None:
+        """The importance metric whose scores above 0 mark the pivots of a prompt; None: keys tell."""
+        return None if self.by == "key_l1" else f"{self.by}-{self.entries}"
 
     def mask(self, y: Tensor) -> Tensor:
-        """The pivots of y [units, heads, tokens, channels], bool [units, heads, tokens, 1]."""
+        """The pivots of y [units, heads, tokens, channels] by their keys, bool [units, heads, tokens, 1]."""
         size = y.abs().sum(-1, keepdim=True)
         order = size.argsort(dim=2, stable=True)[:, :, : self.per_group]
         return torch.zeros_like(size, dtype=torch.bool).scatter_(2, order, True)

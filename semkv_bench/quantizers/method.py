@@ -6,6 +6,8 @@ of ``transform`` and the ``code`` by ``_target_``, the others (``group``, ``keep
 contract at the top of transforms.py, codes.py or exact.py; to add a method of parts that exist, write the YAML file.
 """
 
+import copy
+import hashlib
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -19,16 +21,18 @@ from torch import Tensor
 
 from semkv_bench.config.choices import choice_file
 from semkv_bench.config.compose import build
-from semkv_bench.errors import SemkvError, UsageError
+from semkv_bench.errors import MissingError, SemkvError, UsageError
 from semkv_bench.grid.cost import SideShape
 from semkv_bench.grid.levels import Storage, check_levels
 from semkv_bench.kernels.numerics import check_rows, finite_cast
+from semkv_bench.quantizers import calibration
 from semkv_bench.quantizers.base import Coder, Encoded, NonFiniteError, Quantizer
 from semkv_bench.quantizers.codes import Code, Uniform
 from semkv_bench.quantizers.exact import Channels, LowRank, Mix, Outliers, Pivots
 from semkv_bench.quantizers.granularity import TOGETHER, Granularity
 from semkv_bench.quantizers.groups import CLASS, Group
 from semkv_bench.quantizers.packing import LayoutOf, Packed, Stream
+from semkv_bench.quantizers.parts import Part, Place
 from semkv_bench.quantizers.transforms import Kept, Step
 
 __all__ = ["Method", "Side"]
@@ -50,7 +54,8 @@ class Side(Quantizer):
     """How a method stores the keys, or the values. Nothing but affine per token is the default.
 
     name, side: set by the ``Method``. tile: tokens that steps which work on tiles see at once (None: the block).
-    levels: the level count of a format that has one; None: those of the grid.
+    levels: the level count of a format that has one; None: those of the grid. calibration: the file that parts which
+    are fitted to a model have their numbers from.
     """
 
     name: str = "method"
@@ -65,6 +70,7 @@ class Side(Quantizer):
     mix: Mix | None = None
     tile: int | None = None
     levels: int | None = None
+    calibration: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "transform", tuple(self.transform or ()))
@@ -73,6 +79,10 @@ class Side(Quantizer):
             if isinstance(given, Mapping):
                 _check_fields(name, kind, given)
                 object.__setattr__(self, name, kind(**given))
+        if any(step.positional for step in self.transform[1:]):
+            raise UsageError(
+                f"{self.name}: what undoes the rotary embedding must be the first step of its keys"
+            )
         if self.levels is not None:
             check_levels([self.levels])
             self.code.check_levels(self.levels)
@@ -95,7 +105,21 @@ class Side(Quantizer):
             return Granularity(self.tile or self._block, mixed=self.group.axis == "token")
         if self.channels is not None or self.group.axis == "channel":
             return Granularity(self.group.tokens or self._block, mixed=False)
-        return TOGETHER if self.pivots is not None else Granularity()
+        return TOGETHER if self._key_pivots is not None else Granularity()
+
+    @property
+    def _key_pivots(self) -> Pivots | None:
+        return self.pivots if self.pivots is not None and self.pivots.metric is None else None
+
+    @property
+    def pivot_metric(self) -> str | None:
+        """See ``Quantizer``."""
+        return None if self.pivots is None else self.pivots.metric
+
+    @property
+    def pivot_tokens(self) -> int:
+        """See ``Quantizer``."""
+        return 0 if self.pivot_metric is None else self.pivots.entries
 
     @property
     def _block(self) -> int:
@@ -109,7 +133,70 @@ class Side(Quantizer):
 
     def check_heads(self, heads: int, head_dim: int) -> None:
         """See ``Quantizer``."""
+        for step in self.transform:
+            step.check_heads(heads, head_dim)
         self.group.check(head_dim, heads)
+        self.code.check_members(self.group.members(head_dim, heads, None))
+
+    @property
+    def _parts(self) -> dict[str, Part]:
+        """The parts that may be fitted, by name."""
+        steps = {f"transform.{number}": step for number, step in enumerate(self.transform)}
+        return {**steps, "group": self.group, "code": self.code}
+
+    @property
+    def calibrated(self) -> bool:
+        """See ``Quantizer``."""
+        return any(part.calibrated for part in self._parts.values())
+
+    @property
+    def positional(self) -> bool:
+        """See ``Quantizer``."""
+        return any(step.positional for step in self.transform)
+
+    @property
+    def fit_key(self) -> str:
+        """Hash of all options that a calibration hangs on."""
+        told = repr((self.transform, self.group, self.code, self.outliers, self.keep.sinks))
+        return hashlib.sha256(told.encode()).hexdigest()[:16]
+
+    def fit(self, x: Tensor, weights: Tensor | None = None) -> dict[str, Tensor]:
+        """What a calibration keeps for one layer, by ``PART:NAME``.
+
+        x: [heads, tokens, head_dim], the keys of a positional method before the rotary embedding. weights: squared
+        gradients of the loss by x.
+        """
+        place, y = Place(0, self.side), x.float()[None]
+        weights = None if weights is None else weights.float()[None]
+        found: dict[str, dict[str, Tensor]] = {}
+        for number, step in enumerate(self.transform):
+            if not step.positional:
+                found[f"transform.{number}"] = step.fit(y, weights)
+                y = step.bound(place, found[f"transform.{number}"]).apply(y)[0]
+        found["group"] = self.group.fit(y, weights)
+        group = self.group.bound(place, found["group"])
+        if self.outliers is not None:
+            y, mask = self.outliers.take(y)
+            weights = (torch.ones_like(y) if weights is None else weights).masked_fill(mask, 0)
+        found["code"] = self.code.fit(group.split(y), None if weights is None else group.split(weights))
+        return {f"{part}:{name}": tensor for part, state in found.items() for name, tensor in state.items()}
+
+    def bound(self, place: Place, state: Mapping[str, Tensor] | None = None) -> "Side":
+        """The side at its place, with what ``fit`` gave there.
+
+        Raises MissingError where it has to be fitted and is not.
+        """
+        if state is None and self.calibrated:
+            raise MissingError(
+                f"{self.name} is fitted to a model: semkv-bench calibrate model=... quantizer={self.name}"
+            )
+        states: dict[str, dict[str, Tensor]] = {}
+        for name, tensor in (state or {}).items():
+            part, _, what = name.partition(":")
+            states.setdefault(part, {})[what] = tensor
+        parts = {name: part.bound(place, states.get(name, {})) for name, part in self._parts.items()}
+        steps = tuple(parts[f"transform.{number}"] for number in range(len(self.transform)))
+        return _replaced(self, transform=steps, group=parts["group"], code=parts["code"])
 
     def check_levels(self, levels: int) -> None:
         """Raise UsageError if there is no such code with ``levels`` levels."""
@@ -130,10 +217,10 @@ class Side(Quantizer):
         tile = self.granularity.tokens or self._block
         bits = self.code.metadata_bits / members
         bits += sum(step.bits(shape.head_dim, shape.heads, tokens, tile) for step in self.transform)
-        bits += 0 if self.outliers is None else self.outliers.bits
+        bits += 0 if self.outliers is None else self.outliers.bits(shape.head_dim, shape.heads)
         if self.channels is not None:
             bits += 1 / tile
-        if self.pivots is not None:
+        if self._key_pivots is not None:
             bits += 16 * self.pivots.per_group / tile
         if self.residual is not None:
             bits += self.residual.bits(tokens or 2**40, shape.head_dim, self._block)
@@ -182,6 +269,8 @@ class Side(Quantizer):
         """See ``Quantizer``: parts whose storage is simulated alone."""
         if type(self.code).encode is Code.encode:
             return f"{type(self.code).__name__} is simulated and gives no codes to store"
+        if self.calibrated:
+            return "what is fitted to a model is simulated"
         if self.group.tokens == CLASS:
             return "its groups are all tokens of one level count"
         for name in ("outliers", "channels", "pivots", "residual"):
@@ -206,15 +295,19 @@ class Method:
     name: str
     keys: Side = field(default_factory=Side)
     values: Side = field(default_factory=Side)
+    calibration: str | None = None
 
     def __post_init__(self) -> None:
         for side in ("keys", "values"):
-            given = getattr(self, side)
+            given, own = (
+                getattr(self, side),
+                {"name": self.name, "side": side, "calibration": self.calibration},
+            )
             if isinstance(given, Mapping):
                 _check_fields(side, Side, given)
-                made = Side(**{**given, "name": self.name, "side": side})
+                made = Side(**{**given, **own})
             else:
-                made = _replaced(given, name=self.name, side=side)
+                made = _replaced(given, **own)
             object.__setattr__(self, side, made)
 
     def of_side(self, side: str) -> Side:
@@ -251,6 +344,9 @@ def _differences(mine: Any, usual: Any, prefix: str = "") -> dict[str, Any]:
     """Fields of two parts that differ; those of ``keep`` and ``layers`` under their own names."""
     found: dict[str, Any] = {}
     for entry in fields(mine):
+        if entry.name == "calibration":
+            # The charter has it, by its content.
+            continue
         value, before = getattr(mine, entry.name), getattr(usual, entry.name)
         if value == before:
             continue
@@ -283,6 +379,28 @@ class SideCoder(Coder):
         self.side = side
         self._prompt: Tensor | None = None
         self._code = side.code
+        self._steps = side.transform
+        self._pivots: Tensor | None = None
+
+    def keeping(self, tokens: Tensor) -> "SideCoder":
+        """See ``Coder``."""
+        made = copy.copy(self)
+        made._pivots = tokens
+        return made
+
+    def at(self, place: Place) -> "SideCoder":
+        """See ``Coder``."""
+        if not (self.side.calibrated or self.side.positional):
+            return self
+        return SideCoder(_bound(self.side, place))
+
+    def placed(self, start: int) -> "SideCoder":
+        """See ``Coder``."""
+        if not self.side.positional:
+            return self
+        made = copy.copy(self)
+        made._steps = tuple(step.placed(start) for step in self._steps)
+        return made
 
     def prepare(self, prompt: Tensor) -> None:
         """See ``Coder``."""
@@ -299,6 +417,8 @@ class SideCoder(Coder):
         for count, target in zip(levels, out, strict=True):
             values = self._undone(self._at(y, count.expand(x.shape[1])), kept)
             target.copy_(finite_cast(values, target.dtype))
+            if self._pivots is not None:
+                target[:, self._pivots] = x[:, self._pivots].to(target.dtype)
 
     def _changed(self, x: Tensor) -> tuple[Tensor, list[Kept]]:
         """x [heads, tokens, channels] in units [units, heads, tokens, channels], all steps done; what undoes them."""
@@ -311,14 +431,14 @@ class SideCoder(Coder):
             raise ValueError(f"{tokens} tokens are not whole groups of {size}")
         y = x.float().unflatten(1, (-1, size)).transpose(0, 1)
         kept = []
-        for step in self.side.transform:
+        for step in self._steps:
             y, stored = step.apply(y, self._prompt)
             kept.append(stored)
         return y, kept
 
     def _undone(self, y: Tensor, kept: Sequence[Kept]) -> Tensor:
         """Values [heads, tokens, channels] of units."""
-        for step, stored in zip(reversed(self.side.transform), reversed(kept), strict=True):
+        for step, stored in zip(reversed(self._steps), reversed(kept), strict=True):
             y = step.undo(y, stored)
         return y.transpose(0, 1).flatten(1, 2)
 
@@ -349,7 +469,7 @@ class SideCoder(Coder):
         side, source, mask = self.side, y, None
         if side.outliers is not None:
             source, mask = side.outliers.take(y)
-        if side.pivots is not None:
+        if side._key_pivots is not None:
             mask = side.pivots.mask(y)
             source = torch.where(mask, _first_other(y, mask), y)
         found = self._grouped(source, levels)
@@ -425,6 +545,13 @@ class SideCoder(Coder):
     def decode(self, encoded: Encoded, dtype: torch.dtype) -> Tensor:
         """See ``encode``."""
         raise SemkvError(f"{self.side.name} has no codes token by token; see pack and unpack")
+
+
+@lru_cache(maxsize=4096)
+def _bound(side: Side, place: Place) -> Side:
+    """The side with its calibration's numbers, kept from one prompt to the next."""
+    file = side.calibration if side.calibrated else None
+    return side.bound(place, None if file is None else calibration.read(file).state(place.layer, place.side))
 
 
 def _first_other(y: Tensor, mask: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ write the class, name it by ``_target_`` in a method's ``transform``.
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from scipy import linalg
@@ -16,18 +16,20 @@ from torch import Tensor
 
 from semkv_bench.errors import UsageError
 from semkv_bench.kernels.numerics import to_float16
+from semkv_bench.quantizers.parts import Part
 
 __all__ = ["Balance", "Hadamard", "Normalise", "Polar", "Shift", "Smooth", "Step", "UnitNorm"]
 
 Kept = tuple[Tensor, ...]
 
 
-class Step(ABC):
-    """One invertible step."""
+class Step(Part, ABC):
+    """One invertible step; those that a model's calibration decides are in calibrated.py."""
 
     per_token: ClassVar[bool] = True  # is a token's result its own affair?
     tiled: ClassVar[bool] = False  # does it work on tiles of the method's block, and not on whole pieces?
     keeps: ClassVar[int] = 0  # how many tensors are kept to undo it
+    positional: ClassVar[bool] = False  # does it hang on where in the sequence a token is?
 
     @property
     def unpackable(self) -> str | None:
@@ -45,8 +47,15 @@ class Step(ABC):
     def undo(self, values: Tensor, kept: Kept) -> Tensor:
         """The way back, of values float32 [units, heads, tokens, channels]."""
 
-    def check(self, head_dim: int) -> None:  # noqa: B027 - most steps take any size
+    def placed(self, start: int) -> Self:
+        """The step for a stretch of tokens that begins at position ``start``."""
+        return self
+
+    def check(self, head_dim: int) -> None:
         """Raise UsageError if vectors of ``head_dim`` values cannot be changed so."""
+
+    def check_heads(self, heads: int, head_dim: int) -> None:
+        """Raise UsageError if the vectors of ``heads`` heads cannot be changed together."""
 
     def bits(self, head_dim: int, heads: int, tokens: int | None, tile: int) -> float:
         """Metadata bits per coded value; tokens: of the sequence (None: many), tile: of a tile."""
@@ -63,15 +72,26 @@ class Hadamard(Step):
 
     size: ``largest`` is the largest power of two that divides head_dim, at least 64 (llama.cpp's keys). signs: seed of
     random signs of the channels before it, drawn as vLLM does; None: no signs. normalised: false leaves the values
-    sqrt(size) times as large for the code.
+    sqrt(size) times as large for the code. heads: so many neighbouring heads are one vector (RotateKV's 4).
     """
 
     size: int | str | None = None
     signs: int | None = None
     normalised: bool = True
+    heads: int = 1
+
+    def check_heads(self, heads: int, head_dim: int) -> None:
+        """See ``Step``."""
+        if heads % self.heads:
+            legal = [n for n in range(1, heads + 1) if heads % n == 0 and n & (n - 1) == 0]
+            raise UsageError(
+                f"the Hadamard step joins {self.heads} heads, which do not divide this model's {heads} key-value "
+                f"heads; legal are {', '.join(map(str, legal))}"
+            )
 
     def check(self, head_dim: int) -> None:
         """See ``Step``."""
+        head_dim *= self.heads
         size = self._size(head_dim)
         if self.size == LARGEST and size < _LEAST_LARGEST:
             raise UsageError(
@@ -89,15 +109,28 @@ class Hadamard(Step):
 
     def apply(self, y: Tensor, prompt: Tensor | None = None) -> tuple[Tensor, Kept]:
         """See ``Step``."""
+        y = self._joined(y)
         scale = math.sqrt(self._size(y.shape[-1])) if self.normalised else 1
-        return self._turned(y.double() * self._signs(y), scale).float(), ()
+        return self._parted(self._turned(y.double() * self._signs(y), scale).float()), ()
 
     def undo(self, values: Tensor, kept: Kept) -> Tensor:
         """See ``Step``; the matrix is symmetric: but for its scale its own inverse."""
+        values = self._joined(values)
         size = self._size(values.shape[-1])
         back = 1 if self.normalised else size
         turned = self._turned(values.double(), math.sqrt(size) if self.normalised else 1)
-        return (turned * self._signs(values) / back).float()
+        return self._parted((turned * self._signs(values) / back).float())
+
+    def _joined(self, y: Tensor) -> Tensor:
+        """[units, heads, tokens, channels] with ``heads`` heads' channels one behind the other."""
+        if self.heads == 1:
+            return y
+        return y.unflatten(1, (-1, self.heads)).transpose(2, 3).flatten(3)
+
+    def _parted(self, y: Tensor) -> Tensor:
+        if self.heads == 1:
+            return y
+        return y.unflatten(3, (self.heads, -1)).transpose(2, 3).flatten(1, 2)
 
     def _turned(self, values: Tensor, scale: float) -> Tensor:
         # In float64: no code should hang on how a machine orders a sum.

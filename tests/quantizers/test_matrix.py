@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from fitted import fitted
 from hydra.utils import instantiate
 
 from semkv_bench.quantizers import (
@@ -223,17 +224,19 @@ def test_seed_matters_exactly_where_it_is_said_to(quantizer):
 @pytest.mark.parametrize("path", sorted(CONF.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_shipped_configuration_builds_working_quantizers(path):
     made = instantiate(yaml.safe_load(path.read_text()), _convert_="all")
-    x = sample(tokens=256)
+    # As many heads as the method that joins the most of them needs.
+    heads = 4
+    x = sample(tokens=256, heads=heads)
     for quantizer in (made.of_side("keys"), made.of_side("values"), made.for_values()):
         quantizer.check(64)
-        quantizer.check_heads(2, 64)
+        quantizer.check_heads(heads, 64)
         assert quantizer.name and isinstance(quantizer.seeded, bool)
-        coder = quantizer.coder(64)
+        coder = fitted(quantizer, 64, heads).coder(64)
         coder.prepare(x)
         levels = quantizer.fixed_levels or 4
         found = coder.quantize_dequantize(x, torch.tensor([[levels]]))[0]
         assert 0 < (found - x).square().mean() < 0.5
-        assert quantizer.storage(levels, 64, 2).effective_bits >= 2
-        constant = torch.full((2, 256, 64), 0.75)
+        assert quantizer.storage(levels, 64, heads).effective_bits >= 2
+        constant = torch.full((heads, 256, 64), 0.75)
         coder.prepare(constant)
         assert torch.isfinite(coder.quantize_dequantize(constant, torch.tensor([[levels]]))).all()

@@ -1,0 +1,156 @@
+"""Steps that know the model: the rotary embedding undone, and what is fitted to each channel by a calibration."""
+
+import copy
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from semkv_bench.errors import SemkvError, UsageError
+from semkv_bench.kernels.numerics import to_float16
+from semkv_bench.models.rotary import Rotary
+from semkv_bench.quantizers.parts import Place, State
+from semkv_bench.quantizers.transforms import Kept, Step
+
+__all__ = ["Centre", "Permute", "Thresholds", "Unrope"]
+
+
+@dataclass(frozen=True)
+class Unrope(Step):
+    """Keys as they are before the rotary embedding, turned again when they are read.
+
+    By the inverse of the model's own tables, in float64. It must be the first step of the keys.
+    """
+
+    positional: ClassVar[bool] = True
+    _rotary: ClassVar[Rotary | None] = None
+    _start: ClassVar[int] = 0
+
+    @property
+    def unpackable(self) -> str | None:
+        """See ``Step``."""
+        return "keys before the rotary embedding are simulated"
+
+    def bound(self, place: Place, state: State) -> Self:
+        """See ``Part``."""
+        return self._changed(_rotary=place.rotary)
+
+    def placed(self, start: int) -> Self:
+        """See ``Step``."""
+        return self._changed(_start=start)
+
+    def _changed(self, **values: object) -> Self:
+        made = copy.copy(self)
+        for name, value in values.items():
+            object.__setattr__(made, name, value)
+        return made
+
+    def apply(self, y: Tensor, prompt: Tensor | None = None) -> tuple[Tensor, Kept]:
+        """See ``Step``."""
+        return self._turned(y, back=True), ()
+
+    def undo(self, values: Tensor, kept: Kept) -> Tensor:
+        """See ``Step``."""
+        return self._turned(values, back=False)
+
+    def _turned(self, y: Tensor, back: bool) -> Tensor:
+        if self._rotary is None:
+            raise SemkvError(
+                "the rotary embedding of the keys is not known; bind the method to a layer first"
+            )
+        # Units lie one after the other: [heads, tokens of all units, channels].
+        line = y.transpose(0, 1).flatten(1, 2).double()
+        positions = torch.arange(self._start, self._start + line.shape[1], device=y.device)
+        turn = self._rotary.undo if back else self._rotary.apply
+        return turn(line, positions).float().unflatten(1, (y.shape[0], -1)).transpose(0, 1)
+
+
+@dataclass(frozen=True)
+class Thresholds(Step):
+    """Channels scaled so that all but the ``share`` of extreme values, half of it at an end, lie in -1..1 (KVQuant).
+
+    The ends are quantiles of the calibration, in float16, and belong to the model: nothing is stored with a cache.
+    """
+
+    calibrated: ClassVar[bool] = True
+    share: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share < 1:
+            raise UsageError(f"thresholds.share={self.share} must be a number between 0 and 1")
+
+    def fit(self, y: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
+        """See ``Part``."""
+        ordered = y[0].sort(dim=1).values  # [heads, tokens, channels]
+        last = ordered.shape[1] - 1
+        cut = round(self.share / 2 * last)
+        return {"low": to_float16(ordered[:, cut]), "high": to_float16(ordered[:, last - cut])}
+
+    def apply(self, y: Tensor, prompt: Tensor | None = None) -> tuple[Tensor, Kept]:
+        """See ``Step``."""
+        middle, half = self._ends
+        return (y - middle) / half.masked_fill(half == 0, 1), ()
+
+    def undo(self, values: Tensor, kept: Kept) -> Tensor:
+        """See ``Step``."""
+        middle, half = self._ends
+        return values * half.masked_fill(half == 0, 1) + middle
+
+    @property
+    def _ends(self) -> tuple[Tensor, Tensor]:
+        """Middle and half width of every channel, [heads, 1, channels]."""
+        low, high = (self.fitted(name).float()[:, None] for name in ("low", "high"))
+        return (high + low) / 2, (high - low) / 2
+
+
+@dataclass(frozen=True)
+class Centre(Step):
+    """The mean of every channel over the calibration taken away, and the rest divided by its largest ** alpha.
+
+    WKVQuant without its training, which learns both by what later layers make of them.
+    """
+
+    calibrated: ClassVar[bool] = True
+    alpha: float = 0.5
+
+    def fit(self, y: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
+        """See ``Part``."""
+        mean = y[0].mean(1)
+        factor = (y[0] - mean[:, None]).abs().amax(1) ** self.alpha
+        return {"mean": to_float16(mean), "factor": to_float16(factor.masked_fill(factor < 1e-4, 1))}
+
+    def apply(self, y: Tensor, prompt: Tensor | None = None) -> tuple[Tensor, Kept]:
+        """See ``Step``."""
+        return (y - self._at("mean")) / self._at("factor"), ()
+
+    def undo(self, values: Tensor, kept: Kept) -> Tensor:
+        """See ``Step``."""
+        return values * self._at("factor") + self._at("mean")
+
+    def _at(self, name: str) -> Tensor:
+        return self.fitted(name).float()[:, None]
+
+
+@dataclass(frozen=True)
+class Permute(Step):
+    """The channels of all heads in ascending order of their mean over the calibration (RotateKV)."""
+
+    calibrated: ClassVar[bool] = True
+
+    def fit(self, y: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
+        """See ``Part``."""
+        return {"order": y[0].mean(1).flatten().argsort(stable=True)}
+
+    def apply(self, y: Tensor, prompt: Tensor | None = None) -> tuple[Tensor, Kept]:
+        """See ``Step``."""
+        return self._taken(y, self.fitted("order")), ()
+
+    def undo(self, values: Tensor, kept: Kept) -> Tensor:
+        """See ``Step``."""
+        return self._taken(values, self.fitted("order").argsort())
+
+    @staticmethod
+    def _taken(y: Tensor, order: Tensor) -> Tensor:
+        lines = y.transpose(1, 2).flatten(2)[..., order]
+        return lines.unflatten(-1, (y.shape[1], -1)).transpose(1, 2)
