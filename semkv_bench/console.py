@@ -19,7 +19,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-__all__ = ["ERR", "OUT", "LastingConsole", "human_bytes", "set_up_output", "track"]
+__all__ = ["ERR", "OUT", "LastingConsole", "human_bytes", "print_plain", "set_up_output", "track"]
 
 
 class LastingConsole(Console):
@@ -47,6 +47,14 @@ def set_up_output() -> None:
     handler = RichHandler(console=ERR, show_time=False, show_path=False, show_level=False, markup=False)
     logging.basicConfig(level=logging.WARNING, handlers=[handler], format="%(message)s", force=True)
     logging.getLogger("semkv_bench").setLevel(logging.INFO)
+
+
+def print_plain(text: str) -> None:
+    """Print ``text`` to stdout as it is, whatever the terminal; a closed pipe is no error."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        OUT.on_broken_pipe()
 
 
 def human_bytes(size: float) -> str:

@@ -6,7 +6,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["STOPPED", "CheckFailed", "MissingError", "SemkvError", "UsageError", "one_line_on_interrupt"]
+__all__ = [
+    "STOPPED",
+    "CheckFailed",
+    "MissingError",
+    "NonFiniteError",
+    "SemkvError",
+    "UsageError",
+    "one_line_on_interrupt",
+]
 
 
 class SemkvError(Exception):
@@ -35,6 +43,10 @@ class MissingError(SemkvError):
     """A model, data file or package that is not there (exit 3); the message says how to get it."""
 
     exit_code = 3
+
+
+class NonFiniteError(SemkvError):
+    """The tensor to be quantized holds NaN or infinity."""
 
 
 STOPPED = "stopped; what is recorded is safe, run the same command again to continue"

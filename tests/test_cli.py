@@ -14,7 +14,8 @@ import pytest
 import yaml
 
 from semkv_bench import cli
-from semkv_bench.cli import COMMANDS, Command, main
+from semkv_bench.cli import main
+from semkv_bench.commands import COMMANDS, Command
 from semkv_bench.console import LastingConsole
 from semkv_bench.records.folder import read_run
 from semkv_bench.records.runs import newest_run
@@ -569,25 +570,3 @@ def test_killed_at_random_moments_and_resumed_the_report_is_the_same(run, local_
 
 def _size(folder) -> int:
     return sum(p.stat().st_size for p in folder.glob("records-*"))
-
-
-_HEAVY = {"torch", "transformers", "pandas", "scipy", "matplotlib", "datasets", "accelerate", "numpy"}
-
-
-@pytest.mark.parametrize(
-    "command",
-    [[], ["models"], ["cliff-report", "run=nope"], ["sweep", "--help"], ["sweep", "--cfg", "job"]],
-    ids=" ".join,
-)
-def test_no_command_waits_for_libraries_that_it_does_not_use(command, tmp_path):
-    code = "import sys; from semkv_bench.cli import main; main(sys.argv[1:]); print('loaded', *sys.modules)"
-    ran = subprocess.run(
-        [sys.executable, "-c", code, *command],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=tmp_path,
-        env={**os.environ, "HF_HUB_CACHE": str(tmp_path)},
-    )
-    loaded = ran.stdout.splitlines()[-1].split()
-    assert loaded[0] == "loaded" and not _HEAVY & set(loaded)

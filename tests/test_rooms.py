@@ -9,7 +9,7 @@ import semkv_bench
 
 PACKAGE = Path(semkv_bench.__file__).parent
 ROOMS = (
-    ("errors",),
+    ("errors", "lazy"),
     ("files", "console"),
     ("grid",),
     ("config",),
@@ -29,6 +29,7 @@ ROOMS = (
     ("sweep",),
     ("report",),
     ("recipe", "regress", "doctor"),
+    ("commands",),
     ("cli",),
     ("__init__", "__main__"),
 )

@@ -4,14 +4,14 @@ import importlib
 import platform
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
 import semkv_bench
 from semkv_bench.doctor.finding import MISSING, NOTE, OK, Finding
@@ -19,9 +19,11 @@ from semkv_bench.doctor.finding import MISSING, NOTE, OK, Finding
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
-__all__ = ["as_data", "examine", "healthy", "show_findings"]
+__all__ = ["as_data", "examine", "healthy", "shown"]
 
 _PYTHON = (3, 11)
+_COLOURS = {OK: "green", NOTE: "yellow", MISSING: "bold red"}
+_NAME_WIDTH = 14
 
 
 def examine() -> Iterator[Finding]:
@@ -57,24 +59,24 @@ def as_data(findings: list[Finding]) -> dict[str, Any]:
     return {"ok": healthy(findings), "checks": [asdict(finding) for finding in findings]}
 
 
-def show_findings(findings: list[Finding], console: Console) -> None:
-    """One line per finding, and under it how to mend it."""
-    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
-    table.add_column("state", no_wrap=True)
-    table.add_column("check", no_wrap=True)
-    table.add_column("found", overflow="fold")
-    colours = {OK: "green", NOTE: "yellow", MISSING: "bold red"}
-    for finding in findings:
-        text = finding.found if finding.mend is None else f"{finding.found}\n-> {finding.mend}"
-        table.add_row(f"[{colours[finding.state]}]{finding.state}[/]", finding.name, _plain(text))
-    console.print(table, highlight=False)
-    missing = [finding.name for finding in findings if finding.state == MISSING]
+def shown(findings: Iterable[Finding], console: Console) -> Iterator[Finding]:
+    """Each finding as a line as soon as it is there, under it how to mend it, and at the end the verdict."""
+    missing = []
+    with console.status("looking at this machine"):
+        for finding in findings:
+            console.print(_line(finding), highlight=False, soft_wrap=True)
+            missing += [finding.name] if finding.state == MISSING else []
+            yield finding
     verdict = f"missing: {', '.join(missing)}" if missing else "all that a sweep needs is there"
     console.print(f"\n{verdict}", markup=False, highlight=False)
 
 
-def _plain(text: str) -> str:
-    return text.replace("[", r"\[")
+def _line(finding: Finding) -> Text:
+    """Whole lines, to search in: the terminal breaks them where it must."""
+    before = len(MISSING) + _NAME_WIDTH + 3
+    text = finding.found if finding.mend is None else f"{finding.found}\n{' ' * before}-> {finding.mend}"
+    state = Text(f"{finding.state:<{len(MISSING)}}  ", _COLOURS[finding.state])
+    return state + Text(f"{finding.name:<{_NAME_WIDTH}} {text}")
 
 
 def _python() -> Iterator[Finding]:

@@ -1,23 +1,28 @@
 """Triton kernels beside their torch references, same signature, same layout."""
 
-from semkv_bench.kernels.affine_reference import affine_dequantize
-from semkv_bench.kernels.attention_reference import merge_attention
-from semkv_bench.kernels.codebook_reference import codebook_dequantize
-from semkv_bench.kernels.codebook_tables import CodebookTables
-from semkv_bench.kernels.dispatch import (
-    KERNELS_VARIABLE,
-    affine_quantize,
-    affine_quantize_dequantize,
-    backend,
-    codebook_quantize,
-    codebook_quantize_dequantize,
-    pack,
-    packed_attention,
-    unpack,
-    unpack_dequantize,
-)
-from semkv_bench.kernels.numerics import NonFiniteError
-from semkv_bench.kernels.packed import PackedLayout, PackedVectors, total_nbytes
+from typing import TYPE_CHECKING
+
+from semkv_bench.lazy import on_demand
+
+if TYPE_CHECKING:
+    from semkv_bench.kernels.affine_reference import affine_dequantize
+    from semkv_bench.kernels.attention_reference import merge_attention
+    from semkv_bench.kernels.codebook_reference import codebook_dequantize
+    from semkv_bench.kernels.codebook_tables import CodebookTables
+    from semkv_bench.kernels.dispatch import (
+        KERNELS_VARIABLE,
+        affine_quantize,
+        affine_quantize_dequantize,
+        backend,
+        codebook_quantize,
+        codebook_quantize_dequantize,
+        pack,
+        packed_attention,
+        unpack,
+        unpack_dequantize,
+    )
+    from semkv_bench.kernels.numerics import NonFiniteError
+    from semkv_bench.kernels.packed import PackedLayout, PackedVectors, total_nbytes
 
 __all__ = [
     "KERNELS_VARIABLE",
@@ -39,3 +44,5 @@ __all__ = [
     "unpack",
     "unpack_dequantize",
 ]
+
+__getattr__ = on_demand(__name__)

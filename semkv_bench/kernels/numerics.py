@@ -3,16 +3,12 @@
 import torch
 from torch import Tensor
 
-from semkv_bench.errors import SemkvError
+from semkv_bench.errors import NonFiniteError
 from semkv_bench.grid.levels import MAX_LEVELS
 
 __all__ = ["FLOAT16_MAX", "NonFiniteError", "Saturation", "check_rows", "finite_cast", "to_float16"]
 
 FLOAT16_MAX = 65504.0
-
-
-class NonFiniteError(SemkvError):
-    """The tensor to be quantized holds NaN or infinity."""
 
 
 class Saturation:

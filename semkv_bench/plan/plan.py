@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from semkv_bench.config.compose import build
 from semkv_bench.config.own import fingerprints
@@ -28,6 +28,7 @@ from semkv_bench.records.schema import Unit
 from semkv_bench.settings.setting import Setting
 from semkv_bench.stats import StatsOptions
 from semkv_bench.stats.operating_point import clusters_needed_at_best
+from semkv_bench.stats.options import stats_options
 from semkv_bench.stats.pairing import SettingInfo
 from semkv_bench.tasks import Example, Task
 from semkv_bench.tasks.context import context_tokens
@@ -37,7 +38,6 @@ __all__ = [
     "make_plan",
     "most_tokens",
     "prompt_hash",
-    "stats_options",
     "too_few",
 ]
 
@@ -196,11 +196,6 @@ def too_few(plan: Plan) -> str | None:
         f"{have} examples cannot show that any setting is equivalent at stats.margin={options.margin:g}, even if "
         f"every answer stays the same: that takes {least} (more per_task or seeds, or a wider margin)"
     )
-
-
-def stats_options(config: DictConfig) -> StatsOptions:
-    """Statistics fixed by the configuration."""
-    return StatsOptions(**OmegaConf.to_container(config.stats))
 
 
 def prompt_hash(example: Example) -> str:

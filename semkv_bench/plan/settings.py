@@ -6,7 +6,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from semkv_bench.config.compose import build
 from semkv_bench.errors import UsageError
-from semkv_bench.quantizers import Method, Quantizer
+from semkv_bench.quantizers.base import Quantizer, Sides
 from semkv_bench.settings.setting import FULL, Setting, uniform_settings
 
 __all__ = ["method_pairs", "planned_settings", "quantizers"]
@@ -28,9 +28,9 @@ def method_pairs(config: DictConfig) -> list[tuple[Quantizer, Quantizer]]:
     return [(each.of_side("keys"), each.for_values()) for each in made]
 
 
-def _quantizer(node: DictConfig, group: str) -> Quantizer | Method:
+def _quantizer(node: DictConfig, group: str) -> Sides:
     made = build(node, group)
-    if not isinstance(made, Quantizer | Method):
+    if not isinstance(made, Sides):
         raise UsageError(
             f"{group}: its file must say `_target_: module.Class` of a Quantizer; it makes a {type(made).__name__}"
         )

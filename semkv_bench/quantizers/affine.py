@@ -1,16 +1,20 @@
 """Affine (asymmetric uniform) quantization per token and head, over head_dim or groups of it."""
 
-from dataclasses import dataclass, field
-from typing import ClassVar
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
 
 from semkv_bench import kernels
 from semkv_bench.errors import UsageError
-from semkv_bench.kernels import PackedVectors
 from semkv_bench.quantizers.base import Coder, Encoded, Quantizer, token_levels
-from semkv_bench.quantizers.packing import Packed
+
+if TYPE_CHECKING:  # what storage costs can be told without torch
+    import torch
+    from torch import Tensor
+
+    from semkv_bench.kernels import PackedVectors
+    from semkv_bench.quantizers.packing import Packed
 
 __all__ = ["Affine"]
 
@@ -40,7 +44,7 @@ class Affine(Quantizer):
         """Two float16 for each group."""
         return 32 * (head_dim // (self.group_size or head_dim))
 
-    def coder(self, head_dim: int, seed: int = 0, device: torch.device | str = "cpu") -> "AffineCoder":
+    def coder(self, head_dim: int, seed: int = 0, device: torch.device | str = "cpu") -> AffineCoder:
         """A coder; affine coding has no tables, so ``seed`` and ``device`` change nothing."""
         self.check(head_dim)
         return AffineCoder(self.group_size or head_dim)
@@ -58,6 +62,8 @@ class AffineCoder(Coder):
 
     def encode(self, x: Tensor, levels: Tensor | int) -> Encoded:
         """See ``Coder``."""
+        import torch
+
         per_token = token_levels(levels, x)
         codes, scale, zero = kernels.affine_quantize(x, per_token[None], self.group_size)
         return Encoded(codes[0], torch.cat([scale[0], zero], dim=-1), per_token)
@@ -71,4 +77,4 @@ class AffineCoder(Coder):
         """See ``Coder``."""
         (stream,), (metadata,) = packed.streams, packed.by_token
         scale, zero = (part.contiguous() for part in metadata.chunk(2, dim=-1))
-        return PackedVectors(stream.layout, stream.words, scale, zero)
+        return kernels.PackedVectors(stream.layout, stream.words, scale, zero)

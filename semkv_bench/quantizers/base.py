@@ -1,25 +1,28 @@
 """What a KV-cache quantizer is: its storage arithmetic, and a coder bound to one head size."""
 
+from __future__ import annotations
+
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-from torch import Tensor
-
-from semkv_bench.errors import SemkvError, UsageError
+from semkv_bench.errors import NonFiniteError, SemkvError, UsageError
 from semkv_bench.grid.cost import SideShape, Tokens
 from semkv_bench.grid.levels import Storage, code_bits, packing_plan
-from semkv_bench.kernels import NonFiniteError, PackedVectors, unpack_dequantize
-from semkv_bench.kernels.numerics import finite_cast
 from semkv_bench.quantizers.granularity import PER_TOKEN, Granularity
 from semkv_bench.quantizers.keep import Keep, Layers
-from semkv_bench.quantizers.packing import LayoutOf, Packed, Stream
-from semkv_bench.quantizers.parts import Place
 
-__all__ = ["Coder", "Encoded", "NonFiniteError", "Quantizer", "brief", "changed", "pair_label"]
+if TYPE_CHECKING:  # what storage costs can be told without torch
+    import torch
+    from torch import Tensor
+
+    from semkv_bench.kernels import PackedVectors
+    from semkv_bench.quantizers.packing import LayoutOf, Packed
+    from semkv_bench.quantizers.parts import Place
+
+__all__ = ["Coder", "Encoded", "NonFiniteError", "Quantizer", "Sides", "brief", "changed", "pair_label"]
 
 
 @dataclass(frozen=True)
@@ -38,8 +41,20 @@ class Encoded:
     outliers: Tensor | None = None
 
 
+class Sides(ABC):
+    """What codes the two sides of a cache: a quantizer both, a method each by one of its own."""
+
+    @abstractmethod
+    def of_side(self, side: str) -> Quantizer:
+        """What codes ``keys`` or ``values``."""
+
+    @abstractmethod
+    def for_values(self) -> Quantizer:
+        """What codes the values where this codes the keys."""
+
+
 @dataclass(frozen=True)
-class Quantizer(ABC):
+class Quantizer(Sides):
     """One way to code the vectors of a KV cache; subclasses are frozen dataclasses built by Hydra.
 
     keep: tokens that stay in 16 bits. layers: layers that do, or that have levels of their own.
@@ -70,7 +85,7 @@ class Quantizer(ABC):
     def check(self, head_dim: int) -> None:
         """Raise UsageError, naming what is legal, if vectors of ``head_dim`` values cannot be coded."""
 
-    def check_heads(self, heads: int, head_dim: int) -> None:  # noqa: B027 - most quantizers code each head alone
+    def check_heads(self, heads: int, head_dim: int) -> None:
         """Raise UsageError if the vectors of ``heads`` heads cannot be coded together."""
 
     @property
@@ -98,7 +113,7 @@ class Quantizer(ABC):
         """Does it undo the rotary embedding, so that it hangs on where in the sequence a token is?"""
         return False
 
-    def check_levels(self, levels: int) -> None:  # noqa: B027 - most have any number of levels
+    def check_levels(self, levels: int) -> None:
         """Raise UsageError if there is no grid point of ``levels`` levels."""
 
     @abstractmethod
@@ -106,7 +121,7 @@ class Quantizer(ABC):
         """Bits of metadata stored with each vector of ``head_dim`` values."""
 
     @abstractmethod
-    def coder(self, head_dim: int, seed: int = 0, device: torch.device | str = "cpu") -> "Coder":
+    def coder(self, head_dim: int, seed: int = 0, device: torch.device | str = "cpu") -> Coder:
         """The coder for one head size, its tables on ``device``."""
 
     def storage(self, levels: int, head_dim: int, heads: int = 1) -> Storage:
@@ -137,7 +152,7 @@ class Quantizer(ABC):
         coded = max(0, len(self.keep.coded(tokens)) - self.pivot_tokens)
         return Tokens.of([coded], kept=tokens - coded)
 
-    def of_side(self, side: str) -> "Quantizer":
+    def of_side(self, side: str) -> Quantizer:
         """What codes ``keys`` or ``values``: itself, unless a method codes them differently."""
         return self
 
@@ -149,7 +164,7 @@ class Quantizer(ABC):
         """The most codes that a stored value takes at ``levels`` levels."""
         return levels
 
-    def for_values(self) -> "Quantizer":
+    def for_values(self) -> Quantizer:
         """The value cache's quantizer when this one codes the keys: itself, unless it is for keys only."""
         return self
 
@@ -173,15 +188,15 @@ class Coder(ABC):
     simulated: ClassVar[bool] = False
     turns: ClassVar[bool] = False
 
-    def at(self, place: Place) -> "Coder":
+    def at(self, place: Place) -> Coder:
         """The coder for one side of one layer, where that matters."""
         return self
 
-    def placed(self, start: int) -> "Coder":
+    def placed(self, start: int) -> Coder:
         """The coder for a stretch of tokens that begins at position ``start``, where that matters."""
         return self
 
-    def keeping(self, tokens: Tensor) -> "Coder":
+    def keeping(self, tokens: Tensor) -> Coder:
         """The coder for a stretch whose ``tokens``, bool [tokens], stay as they are."""
         raise SemkvError(f"{type(self).__name__} keeps no single tokens")
 
@@ -234,12 +249,17 @@ class Coder(ABC):
         Codes are packed and metadata stay as ``encode`` gives them; a coder whose tokens share metadata, or whose
         codes are not each below its token's levels, says otherwise here and in ``unpack``.
         """
+        from semkv_bench.quantizers.packing import Packed, Stream
+
         encoded = self.encode(x, levels)
         layout = layout_of(levels, *x.shape[::2])
         return Packed(x.shape[1], (Stream.of(encoded.codes, layout),), (encoded.metadata,))
 
     def unpack(self, packed: Packed, dtype: torch.dtype) -> Tensor:
         """Values [heads, tokens, head_dim] of what ``pack`` gave; equals ``quantize_dequantize`` of the same input."""
+        from semkv_bench.kernels import unpack_dequantize
+        from semkv_bench.kernels.numerics import finite_cast
+
         vectors = self.packed_vectors(packed)
         if vectors is not None:
             if not self.turns:
@@ -281,7 +301,7 @@ def _follows(kind: type, name: str, *others: str) -> bool:
 def token_levels(levels: Tensor | int, x: Tensor) -> Tensor:
     """Levels as int64 [tokens] on x's device."""
     if isinstance(levels, int):
-        return torch.full((x.shape[1],), levels, dtype=torch.int64, device=x.device)
+        return x.new_full((x.shape[1],), levels, dtype=int)
     return levels.to(x.device)
 
 

@@ -26,7 +26,7 @@ from semkv_bench.grid.cost import SideShape
 from semkv_bench.grid.levels import Storage, check_levels
 from semkv_bench.kernels.numerics import check_rows, finite_cast
 from semkv_bench.quantizers import calibration
-from semkv_bench.quantizers.base import Coder, Encoded, NonFiniteError, Quantizer
+from semkv_bench.quantizers.base import Coder, Encoded, NonFiniteError, Quantizer, Sides
 from semkv_bench.quantizers.codes import Code, Uniform
 from semkv_bench.quantizers.exact import Channels, LowRank, Mix, Outliers, Pivots
 from semkv_bench.quantizers.granularity import TOGETHER, Granularity
@@ -289,7 +289,7 @@ class Side(Quantizer):
 
 
 @dataclass(frozen=True)
-class Method:
+class Method(Sides):
     """A published method: how its keys and its values are stored."""
 
     name: str

@@ -3,8 +3,15 @@
 ``write`` makes report.json, report.md, report.html and the figures; ``show`` prints the same to a terminal.
 """
 
-from semkv_bench.report.document import write
-from semkv_bench.report.terminal import show
-from semkv_bench.report.verdict import headline, limits
+from typing import TYPE_CHECKING
+
+from semkv_bench.lazy import on_demand
+
+if TYPE_CHECKING:
+    from semkv_bench.report.document import write
+    from semkv_bench.report.terminal import show
+    from semkv_bench.report.verdict import headline, limits
 
 __all__ = ["headline", "limits", "show", "write"]
+
+__getattr__ = on_demand(__name__)

@@ -13,7 +13,6 @@ from rich.console import Console
 from semkv_bench import report
 from semkv_bench.errors import MissingError, UsageError
 from semkv_bench.files import check_writable
-from semkv_bench.plan.plan import stats_options
 from semkv_bench.records.folder import read_run, read_sessions
 from semkv_bench.records.foreign import read_records
 from semkv_bench.records.prompts import read_prompts
@@ -21,6 +20,7 @@ from semkv_bench.records.runs import RUNS, newest_run
 from semkv_bench.records.schema import EXAMPLE
 from semkv_bench.report.standing import Standing, last_look
 from semkv_bench.stats import StatsOptions, analyze
+from semkv_bench.stats.options import stats_options
 from semkv_bench.stats.result import Batching, CacheSize, Layers, Report
 
 __all__ = [

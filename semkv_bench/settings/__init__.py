@@ -1,9 +1,14 @@
 """What is compared: grid points, mixes, deletions."""
 
-from semkv_bench.settings.allocation import Allocation, Prune, TwoLevel, Uniform
-from semkv_bench.settings.budgets import BUDGETS, Budget, budget
-from semkv_bench.settings.eviction import Evict, Evictions
-from semkv_bench.settings.setting import FULL, GridOnly, Pruned, Setting, TwoLevelMixes, uniform_settings
+from typing import TYPE_CHECKING
+
+from semkv_bench.lazy import on_demand
+
+if TYPE_CHECKING:
+    from semkv_bench.settings.allocation import Allocation, Prune, TwoLevel, Uniform
+    from semkv_bench.settings.budgets import BUDGETS, Budget, budget
+    from semkv_bench.settings.eviction import Evict, Evictions
+    from semkv_bench.settings.setting import FULL, GridOnly, Pruned, Setting, TwoLevelMixes, uniform_settings
 
 __all__ = [
     "BUDGETS",
@@ -22,3 +27,5 @@ __all__ = [
     "budget",
     "uniform_settings",
 ]
+
+__getattr__ = on_demand(__name__)

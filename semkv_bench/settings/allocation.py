@@ -1,16 +1,19 @@
 """Which token gets which levels: the same for all, two levels by importance, or pruning."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar
 
 from semkv_bench.errors import UsageError
 from semkv_bench.grid.levels import DELETED, FULL_PRECISION, Storage, check_levels, mix
 from semkv_bench.importance.choice import metric
-from semkv_bench.quantizers import Quantizer
+
+if TYPE_CHECKING:  # what storage costs can be told without torch
+    from torch import Tensor
+
+    from semkv_bench.quantizers import Quantizer
 
 SHARED, PER_LAYER = "shared", "layer"
 KEPT, GONE = 1, 0
@@ -24,6 +27,8 @@ def top_tokens(importance: Tensor, fraction: float) -> Tensor:
 
     importance [..., n], result bool [..., n].
     """
+    import torch
+
     n = importance.shape[-1]
     count = round(fraction * n)
     order = torch.sort(importance, dim=-1, descending=True, stable=True).indices
@@ -86,6 +91,8 @@ class Uniform(Allocation):
 
     def levels(self, tokens: int, importance: Tensor | None = None) -> Tensor:
         """See ``Allocation``."""
+        import torch
+
         return torch.tensor([self.count])
 
     def parts(self, tokens: int) -> list[tuple[int, int]]:
@@ -130,6 +137,8 @@ class TwoLevel(Allocation):
 
     def levels(self, tokens: int, importance: Tensor | None = None) -> Tensor:
         """See ``Allocation``."""
+        import torch
+
         if importance is None or importance.shape[-1] != tokens:
             raise ValueError(f"a two-level allocation needs the importance of {tokens} tokens")
         return torch.where(top_tokens(importance, self.fraction), self.high, self.low)
@@ -174,6 +183,8 @@ class Prune(Allocation):
 
     def levels(self, tokens: int, importance: Tensor | None = None) -> Tensor:
         """See ``Allocation``; nothing is coded."""
+        import torch
+
         if importance is None or importance.shape[-1] != tokens:
             raise ValueError(f"pruning needs the importance of {tokens} tokens")
         return torch.where(top_tokens(importance, self.kept(tokens) / tokens), KEPT, GONE)

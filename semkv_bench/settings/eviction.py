@@ -11,8 +11,7 @@ from torch import Tensor
 from semkv_bench.errors import UsageError
 from semkv_bench.grid.levels import DELETED, FULL_PRECISION, Storage, check_levels, mix
 from semkv_bench.importance.choice import metric
-from semkv_bench.quantizers import Quantizer
-from semkv_bench.quantizers.base import pair_label
+from semkv_bench.quantizers.base import Quantizer, pair_label
 from semkv_bench.settings.allocation import Uniform
 from semkv_bench.settings.budgets import budget
 from semkv_bench.settings.setting import Coded, Setting, listed

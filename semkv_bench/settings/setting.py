@@ -11,8 +11,7 @@ from semkv_bench.errors import UsageError
 from semkv_bench.grid.cost import SIDES, Cost, LayerShape, Price, SideShape, Stored, Tokens, cost
 from semkv_bench.grid.levels import FULL_PRECISION, Storage, check_levels, mix
 from semkv_bench.importance import choice
-from semkv_bench.quantizers import Quantizer
-from semkv_bench.quantizers.base import pair_label
+from semkv_bench.quantizers.base import Quantizer, pair_label
 from semkv_bench.settings.allocation import Allocation, Prune, TwoLevel, Uniform
 
 if TYPE_CHECKING:

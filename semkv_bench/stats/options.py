@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from semkv_bench.errors import UsageError
 
-__all__ = ["StatsOptions"]
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+__all__ = ["StatsOptions", "stats_options"]
 
 MOST_RESAMPLES = 100_000  # of some hundred settings, they fit into memory
 
@@ -53,6 +57,13 @@ class StatsOptions:
         _choice("sensitivity", self.sensitivity, ("task", "run"))
         object.__setattr__(self, "looks", _sizes(self.looks))
         object.__setattr__(self, "at_bits", _bits(self.at_bits))
+
+
+def stats_options(config: DictConfig) -> StatsOptions:
+    """Statistics fixed by the configuration."""
+    from omegaconf import OmegaConf
+
+    return StatsOptions(**OmegaConf.to_container(config.stats))
 
 
 def _number(name: str, value: object, low: float, high: float) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
+from omegaconf import DictConfig
 
 from semkv_bench.config.compose import compose_config
 from semkv_bench.engine.served.answers import prompt_id
@@ -18,8 +19,10 @@ __all__ = ["export_prompts", "score_answers"]
 _ENDING = ".export.yaml"
 
 
-def export_prompts(overrides: Sequence[str], out: Path) -> int:
+def export_prompts(config: DictConfig, overrides: Sequence[str], out: Path) -> int:
     """Write every prompt of the configured sweep to the JSONL file ``out``, and how it was made beside it.
+
+    config: composed of ``overrides``.
 
     Each line has ``id`` (which the answers must carry), ``prompt``, ``prompt_ids``, ``max_new_tokens``,
     ``min_new_tokens``, ``stop_token_ids`` and ``prompt_hash``. Returns the number of prompts.
@@ -27,7 +30,6 @@ def export_prompts(overrides: Sequence[str], out: Path) -> int:
     if out.suffix != ".jsonl":
         raise UsageError(f"out={out} must end in .jsonl")
     check_writable(out.parent)
-    config = compose_config("sweep", overrides)
     plan = make_plan(config)
     tokenizer = plan.engine.tokenizer(plan.source)
     if several := next((example for example in plan.examples if example.turns > 1), None):

@@ -12,8 +12,8 @@ from semkv_bench.config.choices import choices, conf_dir
 from semkv_bench.config.compose import build, check_sweeps, compose_config
 from semkv_bench.config.overrides import as_overrides
 from semkv_bench.errors import UsageError
-from semkv_bench.plan.plan import stats_options
 from semkv_bench.plan.settings import planned_settings
+from semkv_bench.stats.options import stats_options
 
 GROUPS = choices("sweep")
 

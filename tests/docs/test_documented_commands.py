@@ -19,8 +19,8 @@ from semkv_bench.config.own import joined
 from semkv_bench.errors import MissingError
 from semkv_bench.importers import FORMATS, split_arguments
 from semkv_bench.models import load as models
-from semkv_bench.plan.plan import stats_options
 from semkv_bench.plan.settings import planned_settings
+from semkv_bench.stats.options import stats_options
 from semkv_bench.sweep.launchers import LAUNCHER_PACKAGES, launcher_of
 
 CONFIGS = {"cliff-report": "cliff_report", "plan": "sweep", "export": "sweep", "score": "sweep"}
@@ -292,7 +292,7 @@ def test_at_a_small_scale(page, command, here, tiny_run, local_folder, monkeypat
 
 
 def test_all_kinds_of_commands_are_documented():
-    from semkv_bench.cli import COMMANDS
+    from semkv_bench.commands import COMMANDS
 
     assert {command[0] for _, command in DOCUMENTED} <= set(COMMANDS)
     assert {"sweep", "cliff-report", "recipe", "storage", "plan"} <= {c[0] for _, c in DOCUMENTED}

@@ -1,0 +1,35 @@
+"""A package's names, each imported at its first use, so that what needs no torch does not wait for it."""
+
+import ast
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+__all__ = ["on_demand"]
+
+
+def on_demand(package: str) -> Callable[[str], Any]:
+    """The ``__getattr__`` of ``package``: what its file imports under ``if TYPE_CHECKING``, each name once asked for.
+
+    The names stand in the file as imports do, so that readers, editors and linters find them.
+    """
+    tree = ast.parse(Path(sys.modules[package].__file__).read_text())
+    imports = [
+        line
+        for block in tree.body
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
+        for line in block.body
+        if isinstance(line, ast.ImportFrom)
+    ]
+    module_of = {alias.name: line.module for line in imports for alias in line.names}
+
+    def get(name: str) -> Any:
+        if name not in module_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(import_module(module_of[name]), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return get

@@ -1,0 +1,90 @@
+"""What a command has imported when it says its first line: nothing that it does not need, and torch least of all."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = {"torch", "transformers", "pandas", "scipy", "statsmodels", "matplotlib", "datasets", "accelerate"}
+# Writes what is imported at the first character that goes to stdout or stderr, and ends there.
+_UNTIL_FIRST_LINE = """
+import json, os, sys
+class Watched:
+    encoding = "utf-8"
+    def __init__(self, descriptor): self.descriptor = descriptor
+    def isatty(self): return bool(os.environ.get("TERMINAL"))
+    def fileno(self): return self.descriptor
+    def flush(self): pass
+    def write(self, text):
+        if text.strip("\\x1b[?25l \\n"):
+            os.write(1, json.dumps({"line": text, "modules": sorted(sys.modules)}).encode())
+            os._exit(0)
+sys.stdout, sys.stderr = Watched(1), Watched(2)
+from semkv_bench.__main__ import main
+sys.argv = ["semkv-bench", *sys.argv[1:]]
+main()
+"""
+
+
+def _first_line(arguments, folder, terminal=False):
+    """The first line of a command, and what of ``HEAVY`` was imported by then."""
+    env = {**os.environ, "HF_HUB_CACHE": str(folder), "TERM": "xterm", "TERMINAL": "1" if terminal else ""}
+    ran = subprocess.run(
+        [sys.executable, "-c", _UNTIL_FIRST_LINE, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=folder,
+        env=env,
+    )
+    assert ran.stdout.startswith("{"), ran.stderr
+    told = json.loads(ran.stdout)
+    return told["line"], HEAVY & set(told["modules"])
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        ([], "semkv-bench measures"),
+        (["--version"], "semkv-bench 0."),
+        (["storage"], "bits per value"),
+        (["storage", "tokens=1000", "grid.levels=[6,5]"], "bits per value"),
+        (["storage", "--json", "quantizer.group_size=32"], "["),
+        (["models"], "models"),
+        (["models", "--json"], "["),
+        (["doctor"], "ok"),
+        (["completion", "bash"], "#"),
+        (["sweep", "--help"], "semkv-bench sweep"),
+        (["sweep", "--cfg", "job"], "model:"),
+        (["sweep", "nope=1"], "there is no key 'nope'"),
+        (["plan", "task=nope"], "there is no task 'nope'"),
+        (["recipe", "grid=nope"], "there is no grid 'nope'"),
+        (["regress", "nope=1"], "there is no key 'nope'"),
+        (["measure", "examples=none"], "examples"),
+        (["export", "nope=1", "out=prompts.jsonl"], "there is no key 'nope'"),
+        (["cliff-report", "run=nope"], "nope does not exist"),
+        (["show", "run=nope", "setting=affine-L4"], "nope does not exist"),
+    ],
+    ids=lambda given: " ".join(given) if isinstance(given, list) else "",
+)
+def test_no_command_waits_for_libraries_that_its_first_line_does_not_need(command, line, tmp_path):
+    said, imported = _first_line(command, tmp_path)
+    assert line in said and not imported
+
+
+@pytest.mark.parametrize("command", ["sweep", "recipe", "regress", "plan", "measure", "export out=p.jsonl"])
+def test_what_needs_torch_says_on_a_terminal_that_it_loads_it(command, tmp_path):
+    said, imported = _first_line(command.split(), tmp_path, terminal=True)
+    assert "loading torch" in said and not imported
+
+
+def test_the_cost_of_a_quantizer_that_needs_torch_says_so_before(tmp_path):
+    said, imported = _first_line(["storage", "quantizer=kivi"], tmp_path, terminal=True)
+    assert "loading torch" in said and not imported
+
+
+def test_a_library_that_was_imported_is_seen(tmp_path):
+    said, imported = _first_line(["storage", "quantizer=kivi"], tmp_path)
+    assert "bits per value" in said and "torch" in imported
