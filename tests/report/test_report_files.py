@@ -27,6 +27,7 @@ FIGURES = (
     "quality_vs_effective_bits",
     "runaway_vs_bits",
     "kl_vs_bits",
+    "agreement_vs_bits",
 )
 HOSTILE = "<script>alert('x')</script> | [a](http://evil.example) `b` **c** \x1b[31m"
 
@@ -195,7 +196,7 @@ def test_identifiers_of_the_page_are_unique_and_lead_somewhere(written):
 
 def test_page_is_readable_without_seeing_it(page):
     drawings = [attributes for tag, attributes in page.tags if tag == "svg"]
-    assert len(drawings) == 5 and all(drawing["role"] == "img" for drawing in drawings)
+    assert len(drawings) == len(FIGURES) and all(drawing["role"] == "img" for drawing in drawings)
     assert "affine-L5 0.567" in page.text or "affine-L5 0." in page.text
     heads = [attributes for tag, attributes in page.tags if tag == "th"]
     assert heads and all(head.get("scope") in ("row", "col") for head in heads)
@@ -321,6 +322,7 @@ def foreign(report):
                 "runaway_p",
                 "kl",
                 "top1_agreement",
+                "agreement",
             )
         )
     report |= {"model": None, "quantizer": None, "protocol": None, "operating_point": None}
