@@ -63,7 +63,12 @@ _ARCHITECTURES = {
 }
 
 
-@pytest.fixture(scope="session", params=sorted(_ARCHITECTURES))
+def _each(name: str):
+    """Llama, and Gemma 3 with its sliding windows, always; the others, which are like Llama, where all is tested."""
+    return name if name in ("llama", "gemma3") else pytest.param(name, marks=pytest.mark.slow)
+
+
+@pytest.fixture(scope="session", params=[_each(name) for name in sorted(_ARCHITECTURES)])
 def tiny(request) -> LoadedModel:
     """A random model of three layers, of each architecture in turn."""
     config_class, model_class, changes = _ARCHITECTURES[request.param]

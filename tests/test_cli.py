@@ -390,11 +390,11 @@ def test_plan_loads_no_weights(capsys, monkeypatch):
     ("overrides", "told"),
     [
         (["per_task=49"], "98 examples cannot show that any setting is equivalent at stats.margin=0.03"),
-        (["per_task=50"], None),
-        (["per_task=25", "seeds=[0,1]"], None),
+        pytest.param(["per_task=50"], None, marks=pytest.mark.slow),
+        pytest.param(["per_task=25", "seeds=[0,1]"], None, marks=pytest.mark.slow),
         (["per_task=14", "stats.margin=0.1"], "that takes 29"),
         (["per_task=60", "allocation=two_level", "allocation.high=16", "allocation.low=14"], "takes 122"),
-        (["per_task=60", "allocation=prune"], "takes 122"),
+        pytest.param(["per_task=60", "allocation=prune"], "takes 122", marks=pytest.mark.slow),
     ],
 )
 def test_a_plan_says_when_no_outcome_could_be_enough(overrides, told, capsys):
@@ -456,9 +456,9 @@ def test_the_model_that_an_error_proposes_can_be_given_as_printed(tmp_path, caps
     ("name", "content"),
     [
         ("environment.json", "{"),
-        ("environment.json", "[1]"),
+        pytest.param("environment.json", "[1]", marks=pytest.mark.slow),
         ("environment.json", '{"sessions": [null]}'),
-        ("config.yaml", ": ["),
+        pytest.param("config.yaml", ": [", marks=pytest.mark.slow),
         ("config.yaml", None),
     ],
 )

@@ -23,7 +23,14 @@ def _needs_a_path(group: str, choice: str) -> list[str]:
     return [f"{group}.path=somewhere"] if (group, choice) in needy else []
 
 
-@pytest.mark.parametrize(("group", "choice"), [(g, c) for g, names in GROUPS.items() for c in names])
+def _shipped():
+    """Every choice of every group; quantizers of the values alone are those of both sides."""
+    for group, names in GROUPS.items():
+        slow = [pytest.mark.slow] if "value_quantizer" in group else []
+        yield from (pytest.param(group, name, marks=slow, id=f"{group}-{name}") for name in names)
+
+
+@pytest.mark.parametrize(("group", "choice"), _shipped())
 def test_every_shipped_choice_composes(group, choice):
     config = compose_config("sweep", [f"{group}={choice}", *_needs_a_path(group, choice)])
     for part in ("model", "quantizer", "allocation", "protocol"):

@@ -30,7 +30,9 @@ def _leaves(node, prefix="") -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    "name", [name if name == "sweep" else pytest.param(name, marks=pytest.mark.slow) for name in CONFIGS]
+)
 def test_help_has_every_key_with_its_default_and_its_meaning(name):
     lines = help_lines(name)
     for key in known_keys(name):

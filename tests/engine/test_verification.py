@@ -26,7 +26,12 @@ def _stepwise(monkeypatch):
 @pytest.mark.parametrize("rule", [PREFILL, Blocks("both", 4), Blocks("generated", 3)], ids=str)
 @pytest.mark.parametrize(
     ("temperature", "changes"),
-    [(0.0, {}), (0.0, {"min_new_tokens": 5}), (1.0, {}), (0.7, {"min_new_tokens": 4})],
+    [
+        (0.0, {}),
+        pytest.param(0.0, {"min_new_tokens": 5}, marks=pytest.mark.slow),
+        pytest.param(1.0, {}, marks=pytest.mark.slow),
+        (0.7, {"min_new_tokens": 4}),
+    ],
 )
 def test_what_is_kept_is_what_stepwise_decoding_gives(tiny, monkeypatch, rule, temperature, changes):
     kept = 0

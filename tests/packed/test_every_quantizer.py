@@ -41,7 +41,7 @@ def of_file(name, levels, *overrides):
     return next(setting for setting in planned_settings(config) if setting.kind != "full")
 
 
-@pytest.mark.parametrize("levels", [2, 5, 8])
+@pytest.mark.parametrize("levels", [2, 5, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", PACKED)
 def test_what_is_packed_reads_back_and_takes_what_it_costs(name, levels):
     setting = of_file(name, levels)
@@ -75,7 +75,9 @@ KIVI = "quantizer.keys.group.tokens=4", "quantizer.keys.keep.block=16", "quantiz
 FROM_FILES = [("kivi", (*KIVI, "quantizer.values.keep.recent=5")), ("quarot", ()), ("intactkv", ())]
 
 
-@pytest.mark.parametrize("parts", ["prompt", "generated", "both"])
+@pytest.mark.parametrize(
+    "parts", [*(pytest.param(one, marks=pytest.mark.slow) for one in ("prompt", "generated")), "both"]
+)
 @pytest.mark.parametrize("setting", WINDOWED, ids=lambda s: s.name)
 def test_windows_layers_and_every_coder_answer_as_in_the_sweep(tiny_llama, setting, parts):
     _answers_as_swept(tiny_llama, setting, parts)

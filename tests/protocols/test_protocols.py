@@ -124,7 +124,7 @@ def test_generation_equals_a_stock_cache_coded_in_blocks(tiny, parts):
         assert [outcome.tokens] == _stock(tiny, request, outcome.setting, rule), outcome.setting.name
 
 
-@pytest.mark.parametrize("parts", ["prompt", "generated", "both"])
+@pytest.mark.parametrize("parts", ["prompt", pytest.param("generated", marks=pytest.mark.slow), "both"])
 def test_conversations_equal_a_stock_cache_coded_between_turns(tiny, parts):
     rule, apart = Blocks(parts, 4), 0
     alone = Engine(tiny, EngineOptions(max_rows=1))

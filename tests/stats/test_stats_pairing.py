@@ -46,7 +46,7 @@ def text(report: dict) -> str:
     return json.dumps({k: v for k, v in report.items() if k not in BOOKKEEPING}, allow_nan=False)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(frames(), st.randoms(use_true_random=False))
 def test_row_order_changes_no_bit(frame, random):
     order = list(range(len(frame)))
@@ -54,7 +54,7 @@ def test_row_order_changes_no_bit(frame, random):
     assert text(analyze(frame, FEW)) == text(analyze(frame.iloc[order], FEW))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(frames(), st.randoms(use_true_random=False))
 def test_names_of_examples_change_no_bit(frame, random):
     names = [f"x{i}" for i in range(frame["example_id"].nunique())]
@@ -63,7 +63,7 @@ def test_names_of_examples_change_no_bit(frame, random):
     assert text(analyze(frame, FEW)) == text(analyze(renamed, FEW))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(frames(), st.integers(1, 3), st.integers(1, 2))
 def test_repeating_a_seed_changes_no_bit(frame, seeds, copies):
     frame = seeded(frame, seeds)
@@ -75,7 +75,7 @@ def test_repeating_a_seed_changes_no_bit(frame, seeds, copies):
     assert repeated["n_repeats_collapsed"] == once["n_repeats_collapsed"] + copies * rows
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(frames())
 def test_bounds_contain_the_difference_and_lie_on_the_scale(frame):
     for row in analyze(frame, FEW)["settings"][1:]:

@@ -173,7 +173,10 @@ def test_an_unclear_run_goes_to_its_end(tmp_path):
     assert run.folder.complete and run.folder.stopped_after is None
 
 
-@pytest.mark.parametrize("killed_after", [1, 120, 239, 240])
+@pytest.mark.parametrize(
+    "killed_after",
+    [pytest.param(n, marks=pytest.mark.slow) if n in (1, 120) else n for n in (1, 120, 239, 240)],
+)
 def test_a_killed_run_comes_to_the_same_decision(tmp_path, killed_after):
     whole, broken = Run(tmp_path / "whole"), Run(tmp_path / "broken")
     whole.sweep()

@@ -47,7 +47,9 @@ def test_a_shard_skips_what_a_whole_sweep_has_done(sweep, tmp_path, capsys):
     assert len(read_run(tmp_path / "run")[0]) == 3 * 3
 
 
-@pytest.mark.parametrize("quantizer", ["affine", "turboquant_channel_split"])
+@pytest.mark.parametrize(
+    "quantizer", [pytest.param("affine", marks=pytest.mark.slow), "turboquant_channel_split"]
+)
 def test_a_row_is_coded_alike_in_whichever_shard_it_runs(sweep, tmp_path, quantizer):
     """Channels and coders are chosen anew for each example, so one must not hang on which examples ran before it."""
     coded = [f"quantizer={quantizer}", "protocol=generation", "protocol.parts=both", "protocol.block=4"]
@@ -148,6 +150,7 @@ def test_a_missing_launcher_says_what_to_install(monkeypatch, capsys):
     assert "pip install hydra-ray-launcher" in err and len(err.strip().splitlines()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["joblib", "submitit_local", "ray"])
 def test_killed_workers_lose_nothing(launcher, sweep, tmp_path, monkeypatch, capsys):
     if launcher != "joblib" and "SEMKV_ALL_LAUNCHERS" not in os.environ:

@@ -171,6 +171,7 @@ def test_shipped_configuration(pytestconfig, folder):
     assert instantiate(root.task) == LongBench()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompts", ["official", "own"])
 def test_all_real_items_encode(longbench_data, bos_twice, prompts):
     task = LongBench(path=str(longbench_data), prompts=prompts, prompts_path=str(longbench_data / "official"))
