@@ -51,8 +51,8 @@ def cached(loaded, ids, chunk):
     return [side.clone() for layer in engine.prefill(ids).cache.layers for side in layer.stored()]
 
 
-def test_ten_metrics_of_whole_layers():
-    assert [name for name in choices() if not metric(name).per_head] == ALL
+def test_metrics_of_whole_layers():
+    assert [name for name in choices() if not metric(name).per_head] == sorted([*ALL, "hidden_max"])
 
 
 def test_shapes(tiny, prompt, scored):
@@ -156,7 +156,7 @@ def test_unknown_names_list_the_choices(tiny_llama):
     with pytest.raises(UsageError) as error:
         observe(tiny_llama, ["key_norm", "keynorm"], tokens=5)
     assert "'keynorm'" in str(error.value) and ", ".join(choices()) in str(error.value)
-    assert {*ALL, *PER_HEAD} == set(choices())
+    assert {*ALL, *PER_HEAD, "hidden_max"} == set(choices())
 
 
 def test_labels():

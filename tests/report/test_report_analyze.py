@@ -69,7 +69,7 @@ def test_two_quantizers_repeats_and_a_second_reference(records, context, tmp_pat
     ("levels", "chance", "words"),
     [
         ((16, 8, 7), 0.0, "down to 2.807 bits, is shown to lose quality (no positive control)"),
-        ((4, 3, 2), 0.0, "has lost quality already at 2.0 bits (L=4, int2), the most bits tested"),
+        ((4, 3, 2), 0.0, "collapses already at 2.0 bits (L=4, int2), the most bits tested"),
         ((16, 8, 7, 6, 5, 4, 3, 2), 0.95, "is not shown to be above the chance level of 0.950"),
     ],
     ids=["no positive control", "above the grid", "at chance"],
