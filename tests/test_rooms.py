@@ -108,3 +108,9 @@ def test_an_upward_import_is_seen(tmp_path):
     path = tmp_path / "low.py"
     path.write_text("def later():\n    from semkv_bench.report import text\n")
     assert _imported(path, {"report.__init__"}) == {"report"}
+
+
+def test_test_files_have_names_of_their_own():
+    """Pytest imports test files by their name alone; one of two equal names would not be run."""
+    names = [path.name for path in Path(__file__).parent.rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
