@@ -195,6 +195,21 @@ def _measure(given: Given) -> None:
         OUT.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
+def _atlas(given: Given) -> None:
+    from semkv_bench.report.atlas import ATLAS, make_atlas
+
+    outs, rest = given.split("out")
+    runs = [one for value in replace(given, arguments=rest).split("runs")[0] for one in _listed(value)]
+    runs += [argument for argument in rest if "=" not in argument]
+    if wrong := next((a for a in rest if "=" in a and not a.startswith("runs=")), None):
+        raise UsageError(f"atlas takes runs and out, not {wrong.partition('=')[0]}")
+    make_atlas(runs, Path(outs[-1] if outs else ATLAS).expanduser(), OUT)
+
+
+def _listed(value: str) -> list[str]:
+    return [part.strip() for part in value.removeprefix("[").removesuffix("]").split(",") if part.strip()]
+
+
 def _calibrate(given: Given) -> None:
     config = given.config
     with _loading():
@@ -365,6 +380,12 @@ COMMANDS: dict[str, Command] = {
         config="measure",
         options=(_JSON,),
         bare="run",
+    ),
+    "atlas": Command(
+        _atlas,
+        "one page and one JSON of models x methods: cliff, cheapest safe cache, n, date, from folders of runs",
+        "runs=[DIR,DIR] [out=results/atlas]",
+        keys=("runs", "out"),
     ),
     "calibrate": Command(
         _calibrate,

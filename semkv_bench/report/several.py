@@ -14,7 +14,7 @@ from semkv_bench.report.command import analysed_run, check_out
 from semkv_bench.report.overview import overview_rows, show_overview, write_overview
 from semkv_bench.stats.result import Report
 
-__all__ = ["OVERVIEWS", "folders_of", "make_overview", "short_names"]
+__all__ = ["OVERVIEWS", "folders_of", "make_overview", "report_in", "short_names"]
 
 OVERVIEWS = Path("results/overview")
 
@@ -44,7 +44,7 @@ def make_overview(config: DictConfig, given: dict[str, Any], console: Console) -
     reports, left_out = [], []
     for folder, name in zip(folders, names, strict=True):
         try:
-            reports.append((name, _report(folder, given)))
+            reports.append((name, report_in(folder, given)))
         except MissingError as error:
             if chosen:
                 raise
@@ -95,7 +95,12 @@ def short_names(folders: Sequence[Path]) -> list[str]:
         depth += 1
 
 
-def _report(folder: Path, given: dict[str, Any]) -> Report:
+def report_in(folder: Path, given: dict[str, Any]) -> Report:
+    """The report of a run folder, analysed from its records, or the report.json of a folder without records.
+
+    given: statistics in place of the run's own. Raises MissingError where there is neither, UsageError where a file is
+    damaged.
+    """
     if (folder / "protocol.yaml").exists():
         try:
             return analysed_run(folder, given)
