@@ -1,9 +1,15 @@
 """Methods that are fitted to a model, fitted to random values for tests of what they do with others."""
 
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+
 import torch
 
 from semkv_bench.models.rotary import Rotary
 from semkv_bench.quantizers import Quantizer
+from semkv_bench.quantizers.calibration import write
 from semkv_bench.quantizers.parts import Place
 
 
@@ -26,3 +32,15 @@ def fitted(
         return quantizer
     x = torch.randn(heads, 600, head_dim, generator=torch.Generator().manual_seed(seed)) * spread
     return quantizer.bound(Place(0, quantizer.side, rotary(head_dim)), quantizer.fit(x, torch.rand_like(x)))
+
+
+@cache
+def with_file(quantizer: Quantizer, head_dim: int, heads: int) -> Quantizer:
+    """The same with a calibration of the only layer of a model; as it is, where it needs none."""
+    if not quantizer.calibrated:
+        return quantizer
+    x = torch.randn(heads, 600, head_dim, generator=torch.Generator().manual_seed(1))
+    state = quantizer.fit(x, torch.rand_like(x))
+    path = Path(mkdtemp()) / f"{quantizer.name}.safetensors"
+    write(path, {}, {f"0/{quantizer.side}/{name}": tensor for name, tensor in state.items()})
+    return replace(quantizer, calibration=str(path))

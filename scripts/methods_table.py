@@ -1,0 +1,126 @@
+"""The table of all methods in docs/methods.md: what each is, and its bits, from the configuration.
+
+    python scripts/methods_table.py            # writes the table anew
+    python scripts/methods_table.py --check    # exit 1 where it is not current
+
+Cliffs are those of results/methods/report.json, where there is one.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from semkv_bench.config.choices import choice_file, names_of
+from semkv_bench.config.compose import build
+from semkv_bench.grid.cost import LayerShape, SideShape
+from semkv_bench.settings.setting import uniform_settings
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE, REPORT = ROOT / "docs" / "methods.md", ROOT / "results" / "methods" / "report.json"
+BEGIN, END = "<!-- table of methods: scripts/methods_table.py -->", "<!-- end of the table -->"
+TOKENS = (1000, 4000, 32000)
+SHAPE = SideShape(8, 128)
+
+# Levels of keys and of values that are published, or usual.
+POINTS = {
+    "affine": (16, 16), "turboquant": (16, 16), "turboquant_prod": (16, 16), "turboquant_channel_split": (4, 4),
+    "kivi": (4, 4), "gear": (4, 4), "gear_l": (4, 4), "zipcache": (4, 4), "mikv": (4, 4), "kitty": (4, 4),
+    "kvarn": (16, 4), "ott": (4, 4), "nsnquant": (4, 4), "kvquant": (8, 8), "skvq": (4, 3), "rotatekv": (4, 4),
+    "cq": (4, 4),
+}  # fmt: skip
+
+NONE = "–"
+# What was left out and why; what the tests compare with (none: bits, windows and hard values alone are tested).
+NOTES = {
+    "affine": ("nothing", "the definition, element by element; Triton kernels bit for bit"),
+    "turboquant": ("nothing", "Max's table of optimal codes; distortion within 1 %"),
+    "turboquant_prod": ("nothing", "unbiased inner products"),
+    "turboquant_channel_split": ("nothing", "hand-derived values"),
+    "kivi": ("its kernels: coding is simulated or packed here", "`optimum-quanto`, groups of the same kind"),
+    "hf_quanto": (
+        "coding old tokens again (drift), axis -1 and HQQ",
+        "`optimum-quanto`, groups of the same kind",
+    ),
+    "hadamard": ("nothing", NONE),
+    "quarot": ("rotation folded into the weights, which changes no value", NONE),
+    "saw_int4": ("its ablation with centroids", NONE),
+    "atom": ("nothing of the cache", NONE),
+    "qserve": ("factors of a calibration: they are the prompt's", NONE),
+    "intactkv": ("training of the pivots", NONE),
+    "gear": ("its unseeded start; the KCVT backbone", NONE),
+    "gear_l": ("as gear", NONE),
+    "mikv": ("the balancer of channels, which needs queries", NONE),
+    "zipcache": ("coding the cache again every 100 tokens (drift); probes: attention is that of all", NONE),
+    "kvarn": ("nothing", NONE),
+    "kitty": ("its kernel's quarter of the channels: `quantizer.keys.channels.share=0.25`", NONE),
+    "ott": ("values of pivots, which are coded", NONE),
+    "polarquant": ("nothing", NONE),
+    "nsnquant": ("its own codebook, which is not published, and factors in few bits", NONE),
+    "kvquant": (
+        "a fixed text and 2,048 tokens a sequence (they are options); a token has at most 1 % outliers",
+        "exhaustive search of the best levels; quantiles",
+    ),
+    "skvq": ("a search of the clip for every group, smoothing", "clusters of planted channels"),
+    "rotatekv": ("nothing; more or fewer heads than it joins are refused", NONE),
+    "wkvquant_lite": ("training of shift and factor, its contribution", NONE),
+    "cq": ("its text of 16 times 2,048 tokens, which is an option", "nearest points"),
+}
+FORMAT = ("see below", "see below")
+
+
+def main() -> int:
+    """Write the table, or tell whether it is current."""
+    before = PAGE.read_text()
+    after = renewed(before)
+    if "--check" in sys.argv[1:]:
+        return int(before != after)
+    PAGE.write_text(after)
+    return 0
+
+
+def renewed(page: str) -> str:
+    """The page with the table as it is now."""
+    head, _, rest = page.partition(BEGIN)
+    _, _, tail = rest.partition(END)
+    return f"{head}{BEGIN}\n{table()}\n{END}{tail}"
+
+
+def table() -> str:
+    """The rows of all methods, as Markdown."""
+    report = json.loads(REPORT.read_text()) if REPORT.exists() else {}
+    model = report.get("model", "SmolLM2-135M-Instruct")
+    titles = ["`quantizer=`", "what it is", "left out, and why", "oracle in the tests", "levels"]
+    titles += [f"bits at {tokens:,}" for tokens in TOKENS] + [f"cliff of {model}, code bits"]
+    lines = [titles, ["---"] * len(titles)]
+    lines += [_row(name, report.get("cliffs", {})) for name in names_of("quantizer")]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _row(name: str, cliffs: dict) -> list[str]:
+    path = choice_file("quantizer", name)
+    made = build(OmegaConf.load(path), "quantizer")
+    keys, values = made.of_side("keys"), made.for_values()
+    fixed = keys.fixed_levels is not None
+    points = POINTS.get(name, (16, 16))
+    first, second = (side.fixed_levels or count for side, count in zip((keys, values), points, strict=True))
+    (setting,) = uniform_settings(keys, values, [first], None, second)
+    costs = [setting.planned_layer(LayerShape(SHAPE, SHAPE), tokens) for tokens in TOKENS]
+    told = path.read_text().splitlines()[0].removeprefix("# ").replace("|", r"\|")
+    left, oracle = NOTES.get(name, FORMAT if fixed or name.startswith(("ggml", "mlx")) else ("", ""))
+    levels = "" if fixed and first == 256 else str(first) if first == second else f"{first}/{second}"
+    bits = [f"{cost.key_cache_bits:.3f} / {cost.value_cache_bits:.3f}" for cost in costs]
+    return [f"`{name}`", told, left, oracle, levels, *bits, _cliff(cliffs.get(name))]
+
+
+def _cliff(cliff: dict | None) -> str:
+    if cliff is None:
+        return "–"
+    if cliff["status"] == "located":
+        return f"({cliff['lower_bits']:.2f}, {cliff['upper_bits']:.2f}]"
+    return cliff["status"].replace("_", " ")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
