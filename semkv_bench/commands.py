@@ -196,13 +196,13 @@ def _measure(given: Given) -> None:
 
 
 def _atlas(given: Given) -> None:
-    from semkv_bench.report.atlas import ATLAS, make_atlas
-
     outs, rest = given.split("out")
     runs = [one for value in replace(given, arguments=rest).split("runs")[0] for one in _listed(value)]
     runs += [argument for argument in rest if "=" not in argument]
     if wrong := next((a for a in rest if "=" in a and not a.startswith("runs=")), None):
         raise UsageError(f"atlas takes runs and out, not {wrong.partition('=')[0]}")
+    with _loading():
+        from semkv_bench.report.atlas import ATLAS, make_atlas
     make_atlas(runs, Path(outs[-1] if outs else ATLAS).expanduser(), OUT)
 
 
