@@ -26,6 +26,7 @@ from calibration.shapes import FEW_COUNT, HARD, SHAPES, truth
 from calibration.tables import (
     ablation_table,
     at_margin_table,
+    cliff_summary_table,
     cliff_table,
     coverage_table,
     exact_table,
@@ -33,6 +34,7 @@ from calibration.tables import (
     margin_table,
     markdown,
     power_table,
+    ranges_table,
     samples_table,
     saving_table,
     single_table,
@@ -203,13 +205,15 @@ def page(content: dict, run: dict) -> str:
     edge = {shape.name for shape in FEW_COUNT}
     cells = [cell for cell in content["coverage"] if cell["shape"] not in edge]
     few = [cell for cell in content["coverage"] if cell["shape"] in edge]
-    lines = summary(content["coverage"], cells, few, content["exact"])
+    planted = [CliffCell(**cell) for cell in content["cliffs"]]
     return "\n\n".join(
         [
             "# Calibration of the statistics",
             about,
-            "\n".join(f"- {line}" for line in lines),
+            "\n".join(f"- {line}" for line in summary(content)),
             markdown(("shape", "scores"), [(shape.name, shape.about) for shape in SHAPES + FEW_COUNT + HARD]),
+            "## Kinds of scores: coverage of the 0.95 interval from n = 50, false verdicts at the margin at any size",
+            ranges_table(content["coverage"]),
             "## Intervals, nominal 0.95",
             coverage_table(cells),
             "## Intervals where few pairs count",
@@ -230,7 +234,8 @@ def page(content: dict, run: dict) -> str:
             "## Power and sample sizes, margin 0.03",
             power_table(content["power"]),
             "## Planted cliffs",
-            cliff_table([CliffCell(**cell) for cell in content["cliffs"]]),
+            cliff_summary_table(planted),
+            cliff_table(planted),
             "## Cliffs with one grid point exactly at the margin",
             "Both claims about that point are errors: that it holds, and that it is degraded.",
             at_margin_table(content["cliffs_at_margin"]),
@@ -287,14 +292,13 @@ def main() -> None:
 
     gc.freeze()
     content = {}
-    for section in SECTIONS:
-        if section in args.sections:
-            found = _rounded(measure(section, run, args.quick))
-            content |= found
-            if args.out:
-                write_sections(found, args.out, run)
-        else:
-            content |= _kept(section, run, args.out)
+    for section in (section for section in SECTIONS if section in args.sections):
+        found = _rounded(measure(section, run, args.quick))
+        content |= found
+        if args.out:
+            write_sections(found, args.out, run)
+    for section in (section for section in SECTIONS if section not in args.sections):
+        content |= _kept(section, run, args.out)
     text = page(content, run)
     print(text)
     if args.out:

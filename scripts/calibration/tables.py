@@ -5,6 +5,7 @@ from calibration.planted import CliffCell
 __all__ = [
     "ablation_table",
     "at_margin_table",
+    "cliff_summary_table",
     "cliff_table",
     "coverage_table",
     "exact_table",
@@ -12,6 +13,7 @@ __all__ = [
     "margin_table",
     "markdown",
     "power_table",
+    "ranges_table",
     "samples_table",
     "summary",
 ]
@@ -47,6 +49,60 @@ def coverage_table(cells: list[dict]) -> str:
         for c in cells
     ]
     return markdown(head, rows)
+
+
+# Shapes that are alike, in a line each.
+GROUPS = {
+    "right or wrong, 2 to 30 % lost, 0 or 5 % won": "zero_one_2 zero_one_3 zero_one_5 zero_one_10 "
+    "zero_one_both zero_one_many",
+    "right or wrong, 15 % lost and 12 % won": "flips",
+    "right or wrong, 80 or 95 % of all answers lost": "zero_one_80 zero_one_95",
+    "F1, 30 % reworded, 0 to 10 % lost": "f1_reworded f1_lost_5 f1_lost_10",
+    "F1, only the longest tenth changes": "f1_longest",
+    "scores 0, 0.5 and 1": "halves",
+    "ROUGE, all pairs differ, 0 to 10 % lost": "rouge_noise rouge_lost_5 rouge_lost_10",
+    "edit similarity, noise on every pair": "similarity",
+    "nearly all tie, 2 or 5 % differ": "ties_2 ties_5",
+    "three seeds an example": "seeds_5 seeds_f1_5 seeds_f1_shared seeds_f1_shared_2 seeds_f1_mixed seeds_f1_mixed_10",
+    "3 to 21 tasks, equal and unequal": "macro_3 macro_10 macro_21 macro_21_f1 macro_unequal",
+    "4 tasks, all is lost in one": "macro_small_12 macro_small_40 macro_small_f1 macro_kinds",
+    "few scores are large, and only those are lost": "stakes rare_3 macro_rare",
+    "a steady small loss with rare gains": "steady_gains",
+}
+
+
+def ranges_table(cells: list[dict]) -> str:
+    """A line a kind of scores: coverage from 50 examples on, and the most false verdicts of any size."""
+    rows = []
+    for about, names in GROUPS.items():
+        mine = [c for c in cells if c["shape"] in names.split()]
+        from_50 = [c for c in mine if c["clusters"] >= 50]
+        coverage = [c["coverage"] for c in from_50]
+        tested = [c for c in mine if "false_equivalent" in c]
+        rows.append(
+            (
+                about,
+                f"{min(coverage):.3f} to {max(coverage):.3f}",
+                f"{min(c['percentile'] for c in from_50):.3f}",
+                f"{min(c['student_t'] for c in from_50):.3f}",
+                f"{max(c['false_equivalent'] for c in tested):.3f}",
+                f"{max(c['false_degraded'] for c in tested):.3f}",
+            )
+        )
+    head = ("scores", "coverage, lowest to highest", "lowest of the percentile bootstrap", "of Student's t")
+    return markdown((*head, "most false equivalent", "most false degraded"), rows)
+
+
+def cliff_summary_table(cells: list[CliffCell]) -> str:
+    """Planted cliffs, all places of the grid together."""
+    rows = []
+    for score, clusters in dict.fromkeys((c.score, c.clusters) for c in cells):
+        mine = [c for c in cells if (c.score, c.clusters) == (score, clusters)]
+        total = sum(c.reps for c in mine)
+        names = ("right", "wider", "wrong", "undetermined")
+        shares = (f"{sum(getattr(c, name) for c in mine) / total:.3f}" for name in names)
+        rows.append((score, str(clusters), *shares))
+    return markdown(("score", "n", "right", "wider", "wrong", "undetermined"), rows)
 
 
 def exact_table(cells: list[dict]) -> str:
@@ -153,33 +209,38 @@ def saving_table(cells: list[dict]) -> str:
     return markdown((*head, "worst false equivalent", "worst false degraded"), rows)
 
 
-def summary(cells: list[dict], most: list[dict], few: list[dict], exact: list[dict]) -> list[str]:
-    """The worst figures of all ``cells``, one line each; the highest coverage where most or few pairs count."""
+def summary(content: dict) -> list[str]:
+    """The worst figures of all sections, one line each."""
+    cells, exact, samples = content["coverage"], content["exact"], content["samples"]
     from_50 = [c for c in cells if c["clusters"] >= 50]
-    tested = [c for c in cells if "false_equivalent" in c]
+    others = [c for c in from_50 if c["shape"] != "steady_gains"]
+    tested = [c for c in [*cells, *content["margin"]] if "false_equivalent" in c]
+    documents, dead = (
+        [c for c in samples if ("documents" in c) == of_documents] for of_documents in (True, False)
+    )
+    at_margin = max(content["cliffs_at_margin"], key=lambda c: c["says_holds"] + c["says_degraded"])
 
-    def named(cell: dict, field: str) -> str:
-        return f"{cell[field]:.3f} ({cell['shape']}, n = {cell['clusters']})"
+    def worst(rows: list[dict], field: str, pick=max) -> str:
+        cell = pick(rows, key=lambda c: c[field])
+        name = cell.get("shape") or cell.get("about") or f"margin {cell['margin']:g}"
+        size = cell.get("clusters") or cell.get("documents") or cell["per_task"]
+        digits = 4 if rows is exact else 3
+        return f"{cell[field]:.{digits}f} ({name}, n = {size})"
 
-    def exactly(field: str) -> str:
-        cell = max(exact, key=lambda c: c[field])
-        return f"{cell[field]:.4f} (margin {cell['margin']:g}, n = {cell['clusters']})"
-
-    lines = [f"lowest coverage from n = 50: {named(min(from_50, key=lambda c: c['coverage']), 'coverage')}"]
-    for words, part in (
-        ("20 or more pairs differ", most),
-        ("20 or more pairs differ and few of them count", few),
-    ):
-        many = [c for c in part if c["clusters"] >= 50 and c["differing"] >= 20]
-        if many:
-            highest = max(many, key=lambda c: c["coverage"])
-            lines.append(f"highest coverage where {words}: {named(highest, 'coverage')}")
-    for field in ("false_equivalent", "false_degraded"):
-        words = field.replace("_", " ")
-        worst = max(tested, key=lambda c: c[field])
-        lines.append(f"most {words} at the margin (alpha 0.05), simulated: {named(worst, field)}")
-        lines.append(f"most {words} at the margin, whole losses, exact: {exactly(field)}")
-    return lines
+    either = at_margin["says_holds"] + at_margin["says_degraded"]
+    return [
+        f"lowest coverage from n = 50: {worst(from_50, 'coverage', min)}; without steady_gains "
+        f"{worst(others, 'coverage', min)}",
+        f"most false equivalent or no_worse at the margin (alpha 0.05), simulated: {worst(tested, 'false_equivalent')}",
+        f"most false degraded, simulated: {worst(tested, 'false_degraded')}",
+        f"most false equivalent or no_worse, whole losses, exact: {worst(exact, 'false_equivalent')}",
+        f"most false degraded, whole losses, exact: {worst(exact, 'false_degraded')}",
+        f"most false equivalent or no_worse where documents are shared: {worst(documents, 'false_equivalent')}; "
+        f"most false degraded: {worst(documents, 'false_degraded')}",
+        f"most false equivalent or no_worse where tasks cannot react: {worst(dead, 'false_equivalent')}",
+        f"most wrong cliffs where a grid point is exactly at the margin: {either:.3f} ({at_margin['score']}, "
+        f"L = {at_margin['levels']}, n = {at_margin['clusters']})",
+    ]
 
 
 def samples_table(cells: list[dict]) -> str:
