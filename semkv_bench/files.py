@@ -85,4 +85,6 @@ def parse_json(text: str | bytes) -> Any:
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
     except ValueError as error:
+        if "int_max_str_digits" in str(error):
+            raise ValueError("a whole number of more digits than any score or count has") from error
         raise ValueError(getattr(error, "msg", None) or str(error).splitlines()[0]) from error

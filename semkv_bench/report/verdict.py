@@ -293,12 +293,15 @@ def _sample_words(report: Report, rows: list[SettingResult]) -> str:
     """How many of what the intervals count would settle ``rows``, and how many the most demanding of them has."""
     noun = sample_noun(report)
     needing = [row for row in rows if known(row.n_needed)]
+    missing = sum(row.n_missing + row.n_unpaired for row in rows)
+    if not needing and missing:
+        return f"{plural(missing, 'row')} {'is' if missing == 1 else 'are'} missing and may have been lost"
     if not needing:
         return f"{plural(report.n_clusters, noun)} {'was' if report.n_clusters == 1 else 'were'} run"
     most = max(needing, key=lambda row: row.n_needed)
     all_of = "it" if len(rows) == 1 else "all of them"
     what = all_of if len(needing) == len(rows) else f"{len(needing)} of them"
-    aside = "" if noun == "example" else ", each an example with all its seeds and turns,"
+    aside = "" if noun == "example" else ", each an example or a document with all its answers,"
     return (
         f"{plural(most.n_needed, noun)}{aside} would settle {what} four times in five; "
         f"{count(most.n_clusters)} were run"

@@ -101,7 +101,7 @@ def analyze(
         n_examples=int(whole.evidence[:, 0].sum()),
         n_examples_recorded=whole.recorded,
         n_repeats_collapsed=whole.repeats,
-        n_clusters=len(whole.tasks),
+        n_clusters=whole.n_clusters,
         preregistered=bool(preregistered),
         assay=_assay(judgement, guess, paired, reacting.dead),
         settings=settings,
@@ -251,7 +251,9 @@ def _agreement(paired: PairedScores, options: StatsOptions, i: int, confidence: 
     values = paired.measures["agreement"][:, i : i + 1]
     if np.isnan(values).all():
         return {}
-    found = moments(values, values, paired.tasks, options.average, sizes=paired.sizes)
+    found = moments(
+        values, values, paired.tasks, options.average, sizes=paired.sizes, documents=paired.documents
+    )
     bounds = score_interval(found, confidence)
     ends = NO_ENDS if i == 0 else _pair(tuple(np.clip(end, 0, 1) for end in bounds), 0)
     return {"agreement": float(found.mean[0]), "agreement_ci": ends}
@@ -364,17 +366,22 @@ def _noise_floor(settings: tuple[SettingResult, ...]) -> NoiseFloor | None:
 
 def _warnings(paired: PairedScores) -> tuple[str, ...]:
     found = []
-    whole = len(paired.tasks)
+    whole, clusters = paired.n_clusters, len(paired.tasks)
     noun = "examples" if paired.evidence[:, 0].sum() == whole else "clusters"
     for i, info in enumerate(paired.settings[1:], start=1):
         have = int((~np.isnan(paired.measures["score"][:, i])).sum())
-        if have < whole:
-            found.append(f"{info.name} covers {have} of {whole} {noun}")
+        if have < clusters:
+            found.append(f"{info.name} covers {have} of {clusters} {noun}")
         if paired.unpaired.get(info.name):
             found.append(f"{info.name}: {paired.unpaired[info.name]} rows have no partner under {REFERENCE}")
     if paired.shared:
         found.append(
             f"{paired.shared} examples share a document with another and count with it as one cluster"
+        )
+    if paired.across_tasks:
+        found.append(
+            f"{paired.across_tasks} examples share a document or prompt with one of another task and count with it as "
+            "one cluster"
         )
     if paired.same_prompts:
         found.append(

@@ -67,8 +67,11 @@ def contrast(
     options: StatsOptions,
     look: Look | None = None,
     sizes: np.ndarray | None = None,
+    documents: np.ndarray | None = None,
 ) -> Contrast:
-    """Compare two sides column by column over the clusters that have both, of ``sizes`` [N] examples (1).
+    """Compare two sides column by column over the clusters that have both.
+
+    ``sizes`` and ``documents`` [N] are as for :func:`semkv_bench.stats.guarded.moments`.
 
     The guarded interval tells a loss from a gain: it is made for a setting against its reference. Here either
     side may be the better one, so both directions are formed and the wider bound and the larger p are taken.
@@ -76,8 +79,9 @@ def contrast(
     """
     total = first.scores.shape[1]
     starts = range(0, total, _CHUNK)
-    parts = [_contrast(_cut(first, s), _cut(second, s), tasks, options, look, sizes) for s in starts] or [
-        _contrast(first, second, tasks, options, look, sizes)
+    clusters = {"sizes": sizes, "documents": documents}
+    parts = [_contrast(_cut(first, s), _cut(second, s), tasks, options, look, clusters) for s in starts] or [
+        _contrast(first, second, tasks, options, look, clusters)
     ]
     return Contrast(
         **{name: np.concatenate([getattr(part, name) for part in parts]) for name in _fields(parts[0])}
@@ -91,10 +95,11 @@ def contrast_of(
     look: Look | None = None,
 ) -> Contrast:
     """Compare the two ``sides`` made of ``paired``; missing rows must not decide, see :func:`also_with_losses`."""
-    held = contrast(*sides(paired), paired.tasks, options, look, paired.sizes)
+    held = contrast(*sides(paired), paired.tasks, options, look, paired.sizes, paired.documents)
     if paired.worst is None:
         return held
-    lost = contrast(*sides(paired.worst), paired.worst.tasks, options, look, paired.worst.sizes)
+    worst = paired.worst
+    lost = contrast(*sides(worst), worst.tasks, options, look, worst.sizes, worst.documents)
     return also_with_losses(held, lost)
 
 
@@ -125,7 +130,7 @@ def _contrast(
     tasks: np.ndarray,
     options: StatsOptions,
     look: Look | None,
-    sizes: np.ndarray | None,
+    clusters: dict[str, np.ndarray | None],
 ) -> Contrast:
     size = first.scores.shape[1]
     out = {name: np.full(size, np.nan) for name in Contrast.__dataclass_fields__}
@@ -139,8 +144,8 @@ def _contrast(
         return Contrast(**out)
     difference = difference[:, here]
     one, two = (np.where(np.isnan(difference), np.nan, side.scores[:, here]) for side in (first, second))
-    forth = moments(difference, two, tasks, options.average, sizes=sizes)
-    back = moments(-difference, one, tasks, options.average, sizes=sizes)
+    forth = moments(difference, two, tasks, options.average, **clusters)
+    back = moments(-difference, one, tasks, options.average, **clusters)
     confidence = options.confidence if look is None else look.confidence(options.confidence)
     low, high = guarded_interval(forth, confidence)
     back_low, back_high = guarded_interval(back, confidence)
@@ -149,8 +154,8 @@ def _contrast(
     sides = [test(m, options) for test in (p_no_worse, p_no_better) for m in (forth, back)]
     within = np.max(sides, axis=0)
     out["clusters"][here] = forth.clusters.astype(int)
-    out["first"][here] = moments(one, one, tasks, options.average, sizes=sizes).mean
-    out["second"][here] = moments(two, two, tasks, options.average, sizes=sizes).mean
+    out["first"][here] = moments(one, one, tasks, options.average, **clusters).mean
+    out["second"][here] = moments(two, two, tasks, options.average, **clusters).mean
     out["mean"][here] = forth.mean
     out["low"][here], out["high"][here] = np.minimum(low, -back_high), np.maximum(high, -back_low)
     out["p_difference"][here] = np.minimum(1.0, 2 * over_all_looks(np.minimum(above, below), look))

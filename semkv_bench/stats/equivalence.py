@@ -49,12 +49,14 @@ class Judgement:
 
     ``shown`` is what the data show of each setting by themselves; ``verdicts`` is what may be said after
     asking whether this measurement could have seen a loss at all. ``family`` marks the settings whose tests
-    are adjusted together, ``top_down`` and ``bottom_up`` how they share alpha.
+    are adjusted together, ``lacking`` those of which rows are missing, ``top_down`` and ``bottom_up`` how they share
+    alpha.
     ``grown`` keeps what was worked out for larger samples: p-values of the family, by (holds, how much larger).
     """
 
     moments: Moments
     family: np.ndarray
+    lacking: np.ndarray
     top_down: Shares
     bottom_up: Shares
     p_no_worse_raw: np.ndarray
@@ -77,7 +79,7 @@ class Judgement:
 def reference_moments(paired: PairedScores, average: str) -> Moments:
     """Moments of the scores themselves, every setting on its own rows, fields [S]."""
     scores = paired.measures["score"]
-    return moments(scores, scores, paired.tasks, average, sizes=paired.sizes)
+    return moments(scores, scores, paired.tasks, average, sizes=paired.sizes, documents=paired.documents)
 
 
 def difference_moments(paired: PairedScores, average: str, columns: Sequence[int] | None = None) -> Moments:
@@ -90,6 +92,7 @@ def difference_moments(paired: PairedScores, average: str, columns: Sequence[int
         average,
         paired.row_sizes[:, chosen],
         paired.sizes,
+        paired.documents,
     )
 
 
@@ -134,12 +137,16 @@ def judge(
     confidence = options.confidence if look is None else look.confidence(options.confidence)
     low = float(score_interval(reference_moments(paired, options.average), confidence)[0][0])
     works = low > chance
-    best = moments(*2 * [np.ones((len(paired.tasks), 1))], paired.tasks, options.average, sizes=paired.sizes)
+    ones = np.ones((len(paired.tasks), 1))
+    best = moments(ones, ones, paired.tasks, options.average, sizes=paired.sizes, documents=paired.documents)
     too_few = bool(score_interval(best, confidence)[0][0] <= chance)
     control = _positive_control(paired, shown)
     return Judgement(
         moments=m,
         family=family,
+        lacking=np.array(
+            [info.name in paired.missing or info.name in paired.unpaired for info in paired.settings]
+        ),
         top_down=top_down,
         bottom_up=bottom_up,
         p_no_worse_raw=lost,
@@ -219,7 +226,8 @@ def clusters_needed(
     The mean of a new sample scatters around the present one; its p-value (of ``no_worse`` where the present drop is
     within the margin, else of ``degraded``) must pass with probability ``POWER`` at the part of alpha that the
     setting would be tested at, which the other settings, as much larger, may have handed on. In a sequential run
-    it is the test of the last look that is asked to pass.
+    it is the test of the last look that is asked to pass. None, too, where the missing rows keep it open: they do not
+    come back with more examples.
     """
     last = None if look is None else look.last
     if judgement.verdicts[index] != "inconclusive":
@@ -229,6 +237,9 @@ def clusters_needed(
     if math.isclose(mean, -options.margin, abs_tol=1e-12):
         return None
     holds = mean > -options.margin
+    raw = (judgement.p_no_worse_raw if holds else judgement.p_degraded_raw)[index]
+    if judgement.lacking[index] and raw > (p_no_worse if holds else p_degraded)(m, options)[0]:
+        return None
     of_family = int(judgement.family[:index].sum())
     plan = judgement.top_down if holds else judgement.bottom_up
 

@@ -89,8 +89,8 @@ class Moments:
     heavy_clusters: np.ndarray
     heavy_weight: np.ndarray
 
-    def grown(self, factor: float) -> Moments:
-        """The same kind of data, ``factor`` times as many clusters."""
+    def grown(self, factor: float | np.ndarray) -> Moments:
+        """The same kind of data, ``factor`` (or [S]) times as many clusters."""
         return replace(
             self,
             clusters=self.clusters * factor,
@@ -98,7 +98,7 @@ class Moments:
             df=self.df * factor,
             differing=self.differing * factor,
             near=self.near * factor,
-            heavy_clusters=self.heavy_clusters * factor,
+            heavy_clusters=self.heavy_clusters * np.reshape(factor, (-1, 1)),
         )
 
     def scattered(self, draws: int) -> Moments:
@@ -145,13 +145,16 @@ def moments(
     average: str,
     row_sizes: np.ndarray | None = None,
     sizes: np.ndarray | None = None,
+    documents: np.ndarray | None = None,
 ) -> Moments:
     """Moments of cluster ``values`` [N, S] (NaN: absent) stratified by ``tasks`` [N] (codes 0..T-1).
 
     ``stakes`` [N, S] are the reference's scores; ``row_sizes`` [N, S] how far the single rows of a cluster are
     from the reference's (see :class:`semkv_bench.stats.pairing.PairedScores`), not given where a cluster is
     one row. ``sizes`` [N] are the examples in each cluster (1): a task's average is that of its examples,
-    the ratio estimator of cluster sampling (Cochran 1977). Every column needs at least one value. A task's variance is
+    the ratio estimator of cluster sampling (Cochran 1977). ``documents`` [N] are equal where clusters of several
+    tasks are about one document, which then counts once: as if its clusters all came out alike.
+    Every column needs at least one value. A task's variance is
     shrunk towards the pooled one by one degree of freedom, which also serves tasks with a single cluster;
     where no task has two, the variance around the overall mean stands in.
     """
@@ -186,7 +189,7 @@ def moments(
     if row_sizes is not None:
         whole = whole * _lost_together(unit, size, np.where(here, row_sizes, 0.0), whole)
     spread, squares = _size_weighted(unit, size), (unit * unit).sum(axis=0)
-    return Moments(
+    found = Moments(
         clusters=clusters,
         n_eff=n_eff,
         df=df,
@@ -200,6 +203,15 @@ def moments(
         heaviest=n_eff * unit.max(axis=0),
         **_heaviest_tasks(*_strata(n_t, weight_t, unit, here, tasks, sizes)),
     )
+    return found if documents is None else _of_documents(found, unit, documents)
+
+
+def _of_documents(m: Moments, unit: np.ndarray, documents: np.ndarray) -> Moments:
+    """As many clusters fewer as the weights of the ``documents``, each that of all its clusters, count for less."""
+    member = (documents[None, :] == np.unique(documents)[:, None]).astype(float)  # [documents, N]
+    weight = member @ unit
+    fewer = m.grown((unit**2).sum(axis=0) / (weight**2).sum(axis=0))
+    return replace(fewer, clusters=(weight > 0).sum(axis=0), heaviest=fewer.n_eff * weight.max(axis=0))
 
 
 def _strata(

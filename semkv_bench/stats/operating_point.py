@@ -111,12 +111,12 @@ def confirm(
     """
     if paired.worst is not None:
         return None, "rows are missing"
-    first, second = _halves(paired.tasks, split)
+    first, second = _halves(paired.tasks, split, paired.documents)
     level = options if look is None else replace(options, alpha=look.level(options.alpha))
     need = max(clusters_to_confirm(level), clusters_needed_at_best(paired.settings, level))
-    if len(second) < need:
+    if paired.take(second).n_clusters < need:
         return None, (
-            f"too few examples to test on two halves: {len(paired.tasks)} clusters, {2 * need} needed at margin "
+            f"too few examples to test on two halves: {paired.n_clusters} clusters, {2 * need} needed at margin "
             f"{options.margin:g}"
         )
     column = paired.column(point.name)
@@ -131,7 +131,7 @@ def confirm(
     )
     result = Confirmation(
         setting=point.name,
-        clusters_to_choose=len(first),
+        clusters_to_choose=halves[0].n_clusters,
         clusters_to_test=int(m.clusters[0]),
         diff=float(m.mean[0]),
         diff_ci=(float(low[0]), float(high[0])),
@@ -142,11 +142,16 @@ def confirm(
     return result, None
 
 
-def _halves(tasks: np.ndarray, split: str) -> tuple[np.ndarray, np.ndarray]:
-    """Two random halves of every task's clusters, the odd ones shared out in turn."""
+def _halves(
+    tasks: np.ndarray, split: str, documents: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Two random halves of every task's clusters, the odd ones shared out in turn; a document is all in one half."""
     rng = np.random.default_rng(int.from_bytes(hashlib.sha256(split.encode()).digest()[:8], "big"))
     first: list[int] = []
     second: list[int] = []
+    if documents is not None:
+        chosen = np.isin(documents, (names := rng.permutation(np.unique(documents)))[: len(names) // 2])
+        return np.flatnonzero(chosen), np.flatnonzero(~chosen)
     for task in range(int(tasks.max()) + 1):
         members = rng.permutation(np.flatnonzero(tasks == task))
         cut = len(members) // 2 + (len(members) % 2 if len(first) <= len(second) else 0)

@@ -74,8 +74,9 @@ class PairedScores:
     setting's mean and the reference's mean over the same rows, NaN where nothing is paired. ``evidence``
     [N, S] counts the rows that are not repeats. ``row_sizes`` [N, S] says how far the scores of single rows
     (seeds, turns) are from the reference's: the mean of absolute differences, weighted by their squares.
-    ``tasks`` [N] are codes into ``task_names``. ``unpaired`` counts, by setting, rows that the reference does not
-    have, ``missing`` rows of the reference that the setting does not have.
+    ``tasks`` [N] are codes into ``task_names``. ``documents`` [N] are equal where clusters of several tasks are about
+    one document, None where there are no such clusters. ``unpaired`` counts, by setting, rows that the reference
+    does not have, ``missing`` rows of the reference that the setting does not have.
     """
 
     settings: tuple[SettingInfo, ...]
@@ -88,12 +89,19 @@ class PairedScores:
     recorded: int
     repeats: int
     sizes: np.ndarray
+    documents: np.ndarray | None = None
     shared: int = 0
     same_prompts: int = 0
+    across_tasks: int = 0
     unpaired: dict[str, int] = field(default_factory=dict)
     missing: dict[str, int] = field(default_factory=dict)
     worst: PairedScores | None = None
     chosen_by: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def n_clusters(self) -> int:
+        """Clusters, those of one document in several tasks being one."""
+        return len(self.tasks if self.documents is None else np.unique(self.documents))
 
     @property
     def differences(self) -> np.ndarray:
@@ -110,6 +118,7 @@ class PairedScores:
             evidence=self.evidence[clusters],
             row_sizes=self.row_sizes[clusters],
             sizes=self.sizes[clusters],
+            documents=None if self.documents is None else self.documents[clusters],
         )
 
     def of_tasks(self, codes: Sequence[int]) -> PairedScores:
@@ -136,8 +145,8 @@ def pair(frame: pd.DataFrame, options: StatsOptions) -> PairedScores:
     unpaired, missing = _gaps(frame, options)
     settings = tuple(_settings(frame))
     names = [info.name for info in settings]
-    units = frame.assign(cluster=cluster_labels(frame)).drop_duplicates(UNIT)[[*UNIT, "cluster"]]
-    units = units.reset_index(drop=True)
+    labels = {"cluster": cluster_labels(frame), "document": cluster_labels(frame, across_tasks=True)}
+    units = frame.assign(**labels).drop_duplicates(UNIT)[[*UNIT, *labels]].reset_index(drop=True)
     row = pd.MultiIndex.from_frame(units[UNIT]).get_indexer(pd.MultiIndex.from_frame(frame[UNIT]))
     column = pd.Index(names).get_indexer(frame["setting"])
     _check_prompts(frame, row, column)
@@ -155,8 +164,13 @@ def pair(frame: pd.DataFrame, options: StatsOptions) -> PairedScores:
         worst = {"score": tuple(side[inside] for side in _total_losses(grids["score"], settings))}
         worst = _assemble(settings, units[inside], worst, outcome[inside])
         paired = replace(paired, unpaired=unpaired, missing=missing, worst=worst)
-    shared, same = _joined(frame, "cluster"), _joined(frame, "prompt_hash")
-    return replace(paired, shared=shared, same_prompts=same)
+    spread = units.groupby("document")["task"].transform("nunique") > 1
+    return replace(
+        paired,
+        shared=_joined(frame, "cluster"),
+        same_prompts=_joined(frame, "prompt_hash"),
+        across_tasks=len(units[spread].drop_duplicates(["task", "example_id"])),
+    )
 
 
 def _assemble(
@@ -179,6 +193,7 @@ def _assemble(
     }
     task_names = tuple(sorted(units["task"].unique()))
     new = ~units.duplicated(["task", "example_id"]).to_numpy()
+    documents = units["document"].to_numpy()[starts]
     paired = PairedScores(
         settings=settings,
         task_names=task_names,
@@ -190,17 +205,25 @@ def _assemble(
         recorded=len(keep),
         repeats=int(len(fresh) - fresh.sum()),
         sizes=np.add.reduceat(new.astype(float), starts),
+        documents=documents if len(np.unique(documents)) < len(documents) else None,
     )
     return paired.take(_canonical_order(paired))
 
 
-def cluster_labels(frame: pd.DataFrame) -> np.ndarray:
-    """Which rows belong together, as equal numbers: by example, by column ``cluster``, by ``prompt_hash``; per task."""
+def cluster_labels(frame: pd.DataFrame, across_tasks: bool = False) -> np.ndarray:
+    """Which rows belong together, as equal numbers: by example, by column ``cluster``, by ``prompt_hash``.
+
+    Within a task, or ``across_tasks``; there an example's own name, which stands in for a cluster that is not given,
+    joins nothing.
+    """
     example = frame.groupby(["task", "example_id"], sort=False).ngroup().to_numpy()
     ends, nodes = [], int(example.max()) + 1
     for name in ("cluster", "prompt_hash"):
         known = _known(frame, name)
-        codes = frame[known].groupby(["task", name], sort=False).ngroup().to_numpy() if known.any() else []
+        if across_tasks and name == "cluster" and known.any():
+            known = known & (frame[name] != frame["example_id"]).to_numpy()
+        key = [name] if across_tasks else ["task", name]
+        codes = frame[known].groupby(key, sort=False).ngroup().to_numpy() if known.any() else []
         ends.append((example[known], np.asarray(codes, dtype=int) + nodes))
         nodes += int(max(codes, default=-1)) + 1
     first, second = (np.concatenate([end[side] for end in ends]) for side in (0, 1))

@@ -31,6 +31,7 @@ def seen_drops(
         paired.tasks,
         options.average,
         sizes=paired.sizes,
+        documents=paired.documents,
     ).mean
     drops = detectable_drops(judgement.moments, reference, options, look)
     return [None if i == 0 or np.isnan(drop) else float(drop) for i, drop in enumerate(drops)]

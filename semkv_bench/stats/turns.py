@@ -53,7 +53,7 @@ def _turn(number: int, records: pd.DataFrame, options: StatsOptions, look: Look 
     shares = _shares(records)
     return Turn(
         turn=number,
-        n_clusters=len(paired.tasks),
+        n_clusters=paired.n_clusters,
         settings={
             paired.settings[i].name: TurnResult(
                 score=float(averages[k]),
@@ -167,7 +167,7 @@ def runaway_detector(
         return None
     known = records[(records["setting"] == REFERENCE) & records["runaway"].notna()]
     flagged = known[known["runaway"] > 0]
-    m = moments(values, values, paired.tasks, options.average, sizes=paired.sizes)
+    m = moments(values, values, paired.tasks, options.average, sizes=paired.sizes, documents=paired.documents)
     low, high = score_interval(m, _confidence(options, look))
     loops, exact = _loops(records, flagged)
     return RunawayDetector(

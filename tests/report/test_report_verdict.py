@@ -217,7 +217,7 @@ def test_sizes_are_clusters_where_examples_have_several_seeds(report):
     mark(report, {"affine-L6": "inconclusive"})
     report |= {"n_examples": 120}
     assert limits(report).startswith(
-        "It cannot say whether affine-L6 holds (240 clusters, each an example with all its seeds and turns, "
+        "It cannot say whether affine-L6 holds (240 clusters, each an example or a document with all its answers, "
         "would settle it four times in five; 60 were run); "
     )
     assert "clusters needed" in detail_table(report).titles

@@ -14,6 +14,7 @@ from semkv_bench.errors import UsageError
 from semkv_bench.records.schema import normalize
 from semkv_bench.stats import StatsOptions
 from semkv_bench.stats.bootstrap import percentile_interval, resample_means
+from semkv_bench.stats.operating_point import _halves
 from semkv_bench.stats.pairing import pair
 
 FEW = StatsOptions(resamples=100)
@@ -183,6 +184,7 @@ def test_rows_left_out_do_not_make_a_setting_safe():
     report = analyze(cut, StatsOptions(resamples=100, unpaired="drop"))
     rows = by_setting(report)
     assert rows["L4"]["verdict"] == "inconclusive" and rows["L4"]["n_missing"] == 24
+    assert rows["L4"]["n_needed"] is None  # more examples do not bring the missing rows back
     assert rows["L8"]["verdict"] == "equivalent"
     assert report["operating_point"]["setting"] == "L8"
     without = frame[~((frame.setting == "full") & (frame.example_id < 24))]
@@ -215,6 +217,44 @@ def test_equal_prompts_under_other_ids_are_one_cluster():
     assert report["warnings"] == ["200 examples have the prompt of another and count with it as one cluster"]
     frame["prompt_hash"] = frame["example_id"].astype(str)
     assert analyze(frame, FEW)["n_clusters"] == 200 and not analyze(frame, FEW)["warnings"]
+
+
+def test_one_document_in_two_tasks_is_one_cluster():
+    """Every document is asked about in both tasks: 120 questions are 60 documents, and 198 are 99."""
+    for documents, verdict in ((60, "inconclusive"), (99, "equivalent")):
+        full = np.ones(2 * documents)
+        frame = records({"full": full, "L8": full, "L2": 0 * full}, ["a", "b"] * documents)
+        frame["cluster"] = [f"d{i // 2}" for i in frame["example_id"]]
+        report = analyze(frame, FEW)
+        assert (report["n_examples"], report["n_clusters"]) == (2 * documents, documents)
+        assert by_setting(report)["L8"]["verdict"] == verdict
+        assert report["warnings"] == [
+            f"{2 * documents} examples share a document or prompt with one of another task and count with it as one "
+            "cluster"
+        ]
+        prompts = frame.drop(columns="cluster").assign(prompt_hash=frame["cluster"])
+        assert analyze(prompts, FEW)["n_clusters"] == documents
+    # as wide as that of the documents by themselves, each lost in both tasks or in neither
+    lost = np.repeat(np.arange(99) % 20 == 0, 2)
+    frame.loc[frame.setting == "L8", "score"] = 1.0 - lost
+    both = by_setting(analyze(frame, FEW))["L8"]["diff_ci"]
+    single = records({"full": np.ones(99), "L8": 1.0 - lost[::2], "L2": np.zeros(99)})
+    assert both == pytest.approx(by_setting(analyze(single, FEW))["L8"]["diff_ci"], abs=2e-3)
+    # an example's own name joins nothing, nor does a cluster that is just that
+    own = frame.assign(example_id=frame["example_id"] // 2).drop(columns="cluster")
+    assert (
+        analyze(own, FEW)["n_clusters"]
+        == analyze(own.assign(cluster=own.example_id), FEW)["n_clusters"]
+        == 198
+    )
+
+
+def test_a_document_is_all_in_one_half():
+    documents = np.repeat(np.arange(50), 2)
+    for split in "abc":
+        first, second = _halves(np.tile([0, 1], 50), split, documents)
+        assert len(first) == len(second) == 50
+        assert not set(documents[first]) & set(documents[second])
 
 
 def test_examples_weigh_alike_however_large_their_document():
