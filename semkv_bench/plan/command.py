@@ -14,19 +14,27 @@ __all__ = ["estimates"]
 
 def estimates(
     config: DictConfig, console: Console, *, calibrated: bool = False
-) -> tuple[Plan, Memory, Duration | None]:
+) -> tuple[Plan, Memory | None, Duration | None]:
     """The plan of a sweep, its memory, and its time where one like it was timed.
+
+    Both are of rows that this process decodes; they are None for an engine with a server of its own.
 
     calibrated: time one example first, which loads the model; ``console`` says so meanwhile.
 
     Raises:
         MissingError: the model's configuration or tokenizer is not here; what is published of it is said.
-        UsageError: it is to be timed and does not fit.
+        UsageError: it is to be timed, and does not fit or runs in an engine's own server.
     """
     try:
         plan = make_plan(config)
     except MissingError as error:
         raise MissingError(f"{error}{published_words(config.model)}") from error
+    if not plan.engine.simulates:
+        if calibrated:
+            raise UsageError(
+                f"--calibrate times engine=transformers, not engine={plan.engine.name}; leave it out"
+            )
+        return plan, None, None
     weights = weights_of(plan)
     memory = estimate_memory(plan, weights)
     if calibrated:

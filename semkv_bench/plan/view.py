@@ -18,7 +18,7 @@ __all__ = ["plan_content", "show_plan"]
 _CALIBRATE = "add --calibrate once: it loads the model, runs one example and keeps how long that took"
 
 
-def show_plan(plan: Plan, memory: Memory, duration: Duration | None, console: Console) -> None:
+def show_plan(plan: Plan, memory: Memory | None, duration: Duration | None, console: Console) -> None:
     """Settings with their bits, examples per sub-task with their tokens, memory and time."""
     settings = Table(title=f"{len(plan.settings)} settings of {plan.source.name}", title_justify="left")
     settings.add_column("setting", overflow="fold")
@@ -61,7 +61,12 @@ def show_plan(plan: Plan, memory: Memory, duration: Duration | None, console: Co
     tokens = f"{_prompt_tokens(share):,} prompt tokens, at most {_answer_tokens(plan, share):,} of answers"
     own = "" if plan.shard is None else f"; shard {plan.shard} runs {len(share)} examples"
     protocol = f"protocol {plan.protocol.name}: {plan.protocol.stores}"
-    for line in (protocol, f"{quantized}{own}; {tokens}", _memory_line(memory), _time_line(duration)):
+    needs = (
+        (_memory_line(memory), _time_line(duration))
+        if memory is not None
+        else (f"memory, time: engine={plan.engine.name} loads the model itself; neither is estimated for it",)
+    )
+    for line in (protocol, f"{quantized}{own}; {tokens}", *needs):
         console.print(line, markup=False, highlight=False)
     if plan.stages:
         looks = ", ".join(str(stage.examples) for stage in plan.stages)
@@ -70,8 +75,8 @@ def show_plan(plan: Plan, memory: Memory, duration: Duration | None, console: Co
         console.print(warning, markup=False, highlight=False, style="yellow")
 
 
-def plan_content(plan: Plan, memory: Memory, duration: Duration | None) -> dict[str, Any]:
-    """The same as data."""
+def plan_content(plan: Plan, memory: Memory | None, duration: Duration | None) -> dict[str, Any]:
+    """The same as data; ``memory`` and ``time`` are null for an engine that loads the model itself."""
     return {
         "model": plan.source.name,
         "protocol": plan.protocol.name,
@@ -96,7 +101,9 @@ def plan_content(plan: Plan, memory: Memory, duration: Duration | None) -> dict[
         "shard": None if plan.shard is None else {"shard": str(plan.shard), "examples": len(plan.share)},
         "prompt_tokens": _prompt_tokens(plan.share),
         "answer_tokens_at_most": _answer_tokens(plan, plan.share),
-        "memory": {**asdict(memory), "needed": memory.needed, "fits": memory.fits},
+        "memory": None
+        if memory is None
+        else {**asdict(memory), "needed": memory.needed, "fits": memory.fits},
         "time": None
         if duration is None
         else {
