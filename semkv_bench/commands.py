@@ -6,6 +6,7 @@ at once, and no command waits for the libraries of another.
 
 import argparse
 import json
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -185,13 +186,15 @@ def _compare(given: Given) -> None:
 def _measure(given: Given) -> None:
     config = given.config
     with _loading():
-        from semkv_bench.sweep.measure import measure, measured_words
+        from semkv_bench.sweep.measure import measure
+        from semkv_bench.sweep.measured import measured_words
 
     content, path = measure(config)
     if given.options.json:
         given.tell(content)
         return
-    for line in (*measured_words(content), f"written: {path}"):
+    again = shlex.quote(f"run={path.parent}")
+    for line in (*measured_words(content), f"written: {path}", f"next: semkv-bench cliff-report {again}"):
         OUT.print(line, markup=False, highlight=False, soft_wrap=True)
 
 

@@ -21,7 +21,8 @@ from semkv_bench.report.files import write_all
 from semkv_bench.settings.setting import FULL, GridOnly
 from semkv_bench.stats.result import Report, plain
 from semkv_bench.sweep.command import run_plan
-from semkv_bench.sweep.measure import measure_run, measured_words
+from semkv_bench.sweep.measure import measure_run
+from semkv_bench.sweep.measured import measured_words
 
 __all__ = ["Chosen", "choose_levels", "run_recipe"]
 
@@ -122,6 +123,8 @@ def _measure(path: Path, plan: Plan, setting: str, console: Console) -> None:
         return
     for line in measured_words(content):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
+    # Once more, with what was measured in it.
+    run_report(path, Console(quiet=True))
 
 
 def _folder(config: DictConfig, first: Plan, second: Plan) -> Path:

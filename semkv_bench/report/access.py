@@ -19,6 +19,7 @@ __all__ = [
     "compared_settings",
     "dead_tasks",
     "lengths_words",
+    "measured_words",
     "metric_of",
     "ordered_settings",
     "partly_coded",
@@ -71,6 +72,19 @@ def price_words(row: SettingResult | OperatingPoint) -> str:
     if coded:
         return f"{coded}, {ratio(16 / row.effective_bits, 1)} smaller than 16-bit"
     return f"{bits_text(row.code_bits)} code bits (effective bits not recorded)"
+
+
+def measured_words(report: Report, setting: str | None) -> str:
+    """How much smaller ``setting`` was in real buffers, its prediction beside it; else nothing."""
+    found = report.measured
+    if found is None or found.setting != setting:
+        return ""
+    predicted = found.predicted_times_smaller
+    told = f" (predicted {ratio(predicted, 2)})" if known(predicted) else ""
+    return (
+        f"measured {ratio(found.times_smaller, 2)} smaller{told} in a packed cache on "
+        f"{plural(found.examples, 'example')}"
+    )
 
 
 def lengths_words(row: SettingResult | None) -> str:

@@ -21,7 +21,8 @@ from semkv_bench.records.schema import EXAMPLE
 from semkv_bench.report.standing import Standing, last_look
 from semkv_bench.stats import StatsOptions, analyze
 from semkv_bench.stats.options import stats_options
-from semkv_bench.stats.result import Batching, CacheSize, Layers, Report
+from semkv_bench.stats.result import Batching, CacheSize, Layers, Measured, Report
+from semkv_bench.sweep.measured import read_measured
 
 __all__ = [
     "analysed_run",
@@ -51,6 +52,7 @@ class _Source:
     prompts: Mapping[tuple, Mapping[str, Any]] = field(default_factory=dict)
     standing: Standing | None = None
     split: str = ""
+    measured: Measured | None = None
 
 
 def make_report(config: DictConfig, changed: Collection[str], console: Console) -> Path:
@@ -115,6 +117,7 @@ def _analysed(source: _Source) -> Report:
         _with_sizes(result, source.context.get("protocol")),
         planned_examples=source.planned,
         batching=_batching_noise(source.frame) if source.own else None,
+        measured=source.measured,
         sequential=standing.described(result.sequential) if standing else None,
     )
 
@@ -201,6 +204,7 @@ def _of_run(path: Path, given: dict[str, Any]) -> _Source:
         prompts=read_prompts(path),
         standing=standing,
         split=charter["hash"],
+        measured=read_measured(path, charter["hash"]),
     )
 
 

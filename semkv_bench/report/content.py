@@ -6,6 +6,7 @@ from semkv_bench.report.access import (
     cliff_grid,
     cliffs_of,
     lengths_words,
+    measured_words,
     partly_coded,
     point_words,
     price_words,
@@ -111,6 +112,8 @@ def _point_card(report: Report) -> Card:
     if point is None:
         return Card("Cheapest safe cache", "none", "no setting is shown to be no worse than full")
     note = price_words(point)
+    if measured := measured_words(report, point.setting):
+        note += f"; {measured}"
     if partly := partly_coded(report):
         note += f"; {partly}"
     if at := lengths_words(row_of(report, point.setting)):

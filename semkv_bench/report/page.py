@@ -8,12 +8,22 @@ import pandas as pd
 import yaml
 
 from semkv_bench import __version__
+from semkv_bench.console import human_bytes
 from semkv_bench.records.schema import REFERENCE
 from semkv_bench.report.access import cliffs_of, compared_settings, dead_tasks, task_title
 from semkv_bench.report.content import Card, cards, incomplete, reading_notes, remarks, run_facts
 from semkv_bench.report.examples import Example, worst_examples
 from semkv_bench.report.figures import Drawn
-from semkv_bench.report.formatting import DASH, clean, fixed, known, plural, signed, signed_interval
+from semkv_bench.report.formatting import (
+    DASH,
+    bits_text,
+    clean,
+    fixed,
+    known,
+    plural,
+    signed,
+    signed_interval,
+)
 from semkv_bench.report.sections import Section, sections
 from semkv_bench.report.tables import Table, detail_table, interval_table, settings_table, task_rows
 from semkv_bench.report.verdict import (
@@ -68,6 +78,7 @@ def page_of(
             folded=True,
         ),
         _cliff(report),
+        _measured(report),
         *sections(report),
         _tasks(report, examples),
         Section("remarks", "What to know of these records", points=tuple(remarks(report))),
@@ -119,6 +130,30 @@ def _cliff(report: Report) -> Section:
     if confirmation := confirmation_words(report):
         points.append(confirmation)
     return Section("cliff", "Cliff and operating point", points=tuple(points), tables=tuple(tables))
+
+
+def _measured(report: Report) -> Section:
+    """Bytes, speed and answers of real buffers, where ``semkv-bench measure`` left them in the run folder."""
+    found = report.measured
+    if found is None:
+        return Section("measured", "Measured in the packed cache")
+    predicted = found.predicted_cache_bits
+    beside = f", {bits_text(predicted)} predicted by the records" if known(predicted) else ""
+    of = plural(found.examples, "example")
+    return Section(
+        "measured",
+        "Measured in the packed cache",
+        points=(
+            f"{clean(found.setting)} on {of}, {found.device}, {found.dtype}: {human_bytes(found.nbytes)} held, "
+            f"{human_bytes(found.plain_nbytes)} in a plain cache.",
+            f"Bits per value of the whole cache: {bits_text(found.cache_bits)} measured{beside}; tokens that are not "
+            "coded count in 16 bits.",
+            f"Decoding: {found.tokens_per_second:.1f} tokens a second packed, "
+            f"{found.plain_tokens_per_second:.1f} plain.",
+            f"Answers as in the sweep: {found.answers_as_in_sweep} of {of} packed, "
+            f"{found.plain_answers_as_in_sweep} plain.",
+        ),
+    )
 
 
 def _tasks(report: Report, examples: Sequence[Example]) -> Section:

@@ -4,6 +4,7 @@ from semkv_bench.report.access import (
     cliff_grid,
     cliffs_of,
     lengths_words,
+    measured_words,
     partly_coded,
     point_words,
     price_words,
@@ -113,6 +114,8 @@ def operating_point_words(report: Report) -> str:
     if point is None:
         return "none: no setting is shown to be no worse than the reference"
     words = f"{clean(point.setting)}, {price_words(point)}"
+    if measured := measured_words(report, point.setting):
+        words += f"; {measured}"
     if partly := partly_coded(report):
         words += f"; {partly}"
     if at := lengths_words(row_of(report, point.setting)):

@@ -30,6 +30,7 @@ __all__ = [
     "Fall",
     "Interpolation",
     "Layers",
+    "Measured",
     "MethodPair",
     "MethodPoint",
     "Methods",
@@ -292,6 +293,30 @@ class Batching:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Measured:
+    """A setting in a packed cache beside a plain one, on ``examples`` of the run: bytes held at the ends of answers.
+
+    ``times_smaller`` and ``cache_bits`` count tokens that are not coded in 16 bits; the predicted ones are those of the
+    records of the same examples. The last two: on how many examples each cache gave the sweep's answer.
+    """
+
+    setting: str
+    examples: int
+    device: str
+    dtype: str
+    nbytes: int
+    plain_nbytes: int
+    cache_bits: float
+    predicted_cache_bits: float | None
+    times_smaller: float
+    predicted_times_smaller: float | None
+    tokens_per_second: float
+    plain_tokens_per_second: float
+    answers_as_in_sweep: int
+    plain_answers_as_in_sweep: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Comparison:
     """Two settings, neither of them the reference; p-values adjusted over all comparisons of their kind."""
 
@@ -534,6 +559,7 @@ class Report:
     sequential: Sequential | None = None
     noise_floor: NoiseFloor | None = None
     batching: Batching | None = None
+    measured: Measured | None = None
     warnings: tuple[str, ...] = ()
     methods: Methods | None = None
     texts: tuple[TextResult, ...] = ()

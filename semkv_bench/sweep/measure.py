@@ -12,8 +12,8 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from transformers.cache_utils import Cache, DynamicCache
 
+from semkv_bench.checks import whole
 from semkv_bench.config.compose import check_config, compose_config
-from semkv_bench.console import human_bytes
 from semkv_bench.engine.outcome import Request, request_of
 from semkv_bench.engine.prefill import prefill
 from semkv_bench.engine.sampling import chooser
@@ -28,12 +28,11 @@ from semkv_bench.records.folder import charter_hash, read_run
 from semkv_bench.records.runs import RUNS, check_run, newest_run
 from semkv_bench.records.schema import EXAMPLE
 from semkv_bench.settings.setting import FULL, Setting
+from semkv_bench.sweep.measured import MEASURED
 from semkv_bench.tasks import Example
 
-__all__ = ["MEASURED", "measure", "measure_run", "measured_words"]
+__all__ = ["measure", "measure_run"]
 
-MEASURED = "measure.json"
-_16_BITS = ("float16", "bfloat16")
 _WARM_UP = 4  # tokens that are generated before any is timed
 
 
@@ -60,8 +59,7 @@ def measure(config: DictConfig) -> tuple[dict[str, Any], Path]:
     if path is None:
         raise MissingError(f"there is no run under {RUNS}; run `semkv-bench sweep` first, or give run=DIR")
     check_run(path)
-    if config.examples < 1:
-        raise UsageError(f"examples={config.examples} must be at least 1")
+    whole("examples", config.examples, 1)
     name = config.setting or _operating_point(path)
     return measure_run(path, _plan_of(path), name, config.examples, config.attention)
 
@@ -324,28 +322,3 @@ def _full_at(row: dict[str, Any]) -> float:
 def _speed(rows: Sequence[dict[str, Any]], name: str) -> float:
     seconds = sum(row[name]["decode_seconds"] for row in rows)
     return sum(row[name]["steps"] for row in rows) / max(seconds, 1e-9)
-
-
-def measured_words(content: dict[str, Any]) -> list[str]:
-    """What was measured, in lines for people."""
-    held, smaller, count = content["bytes"], content["times_smaller"], len(content["examples"])
-    parts = ", ".join(
-        f"{part} {human_bytes(size)}" for part, size in held.items() if part != "total" and size
-    )
-    predicted = "not recorded" if smaller["predicted"] is None else f"predicted {smaller['predicted']:.2f}x"
-    speed, same = content["tokens_per_second"], content["answers_as_in_sweep"]
-    wide = "" if content["dtype"] in _16_BITS else f"; here tokens in full are {content['dtype']}"
-    lines = [
-        f"{content['setting']} on {count} examples of {content['model']}, {content['device']}, {content['dtype']}",
-        f"bytes held: {human_bytes(held['total'])} ({parts}); a plain cache {human_bytes(content['plain_bytes'])}",
-        f"smaller: measured {smaller['measured']:.2f}x, {predicted}; tokens in full counted in 16 bits{wide}",
-        f"decoding: {speed['packed']:.1f} tokens a second packed, {speed['plain']:.1f} plain, "
-        f"{speed['ratio']:.2f} times as fast",
-        f"answers as in the sweep: {same['packed']} of {count} packed, {same['plain']} of {count} plain",
-    ]
-    for row in content["examples"]:
-        if not row["packed"]["as_in_sweep"]:
-            at = row["packed"]["first_difference"]
-            lines.append(f"first difference: {row['task']} {row['example_id']} after {at} tokens")
-            break
-    return lines

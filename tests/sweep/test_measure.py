@@ -95,3 +95,35 @@ def test_a_run_whose_configuration_was_changed_is_refused(finished, tmp_path, ca
     path.write_text(path.read_text().replace("length: 300", "length: 310"))
     assert main(["measure", f"run={run}", "setting=affine-L5"]) == 2
     assert "length" in capsys.readouterr().err
+
+
+def test_the_report_shows_what_was_measured_beside_its_prediction(finished, tmp_path, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    assert main(["measure", str(run), "setting=affine-L5", "examples=2"]) == 0
+    assert f"next: semkv-bench cliff-report run={run}" in capsys.readouterr().out
+    path = run / "measure.json"
+    # Figures that nothing but this file holds.
+    content = _measured(run)
+    content["times_smaller"] |= {"measured": 4.56, "predicted": 4.67}
+    content["tokens_per_second"] |= {"packed": 7.25, "plain": 9.75}
+    path.write_text(json.dumps(content))
+    assert main(["cliff-report", str(run)]) == 0
+    told, page = capsys.readouterr().out, (run / "report.md").read_text()
+    for text in (told, page):
+        assert "Measured in the packed cache" in text and "7.2 tokens a second packed, 9.8 plain" in text
+        assert "affine-L5 on 2 examples, cpu, float32" in text
+    found = json.loads((run / "report.json").read_text())["measured"]
+    assert (found["times_smaller"], found["predicted_times_smaller"]) == (4.56, 4.67)
+
+
+@pytest.mark.parametrize("wrong", ["{", '{"charter": 1}', None])
+def test_a_measurement_of_another_run_or_a_damaged_one_is_left_out(wrong, finished, tmp_path, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    assert main(["measure", str(run), "setting=affine-L5", "examples=1"]) == 0
+    other = json.dumps(_measured(run) | {"charter": "of another run"})
+    (run / "measure.json").write_text(other if wrong is None else wrong)
+    assert main(["cliff-report", str(run)]) == 0
+    assert "packed cache" not in capsys.readouterr().out.partition("next:")[2]
+    assert json.loads((run / "report.json").read_text())["measured"] is None
