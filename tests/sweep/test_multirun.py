@@ -1,4 +1,5 @@
 import contextlib
+import json
 import os
 import shutil
 import time
@@ -98,7 +99,24 @@ def test_weights_that_cannot_be_read_are_told_before_the_first_job(sweep, local_
     err = capsys.readouterr().err
     assert "Error executing job" not in err and "Traceback" not in err
     assert len(err.splitlines()) == 1 and "broken cannot be read" in err
-    assert len(list((tmp_path / "results/runs").glob("*/records-0.jsonl"))) <= 1
+    assert not list((tmp_path / "results/runs").glob("*"))
+
+
+def test_a_job_that_fails_later_is_named_and_the_others_run(sweep, local_folder, tmp_path, capsys):
+    misfit = tmp_path / "misfit"
+    shutil.copytree(local_folder, misfit)
+    config = json.loads((misfit / "config.json").read_text())
+    # Nothing but loading the weights can tell.
+    (misfit / "config.json").write_text(
+        json.dumps(config | {"intermediate_size": 2 * config["intermediate_size"]})
+    )
+    jobs = [o for o in sweep if not o.startswith("model.path=")]
+    assert main([*jobs, "-m", f"model.path={misfit},{local_folder}", "per_task=1"]) == 3
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("semkv-bench: job 0 (") and "failed: cannot load the model in" in last
+    (run,) = (tmp_path / "results/runs").glob("*/records-0.jsonl")
+    frame, charter = read_run(run.parent)
+    assert charter["model"] == local_folder.name and len(frame) == 3
 
 
 @pytest.mark.parametrize(

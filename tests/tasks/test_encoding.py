@@ -188,16 +188,20 @@ def test_an_empty_thought_that_is_not_printed_again_stays(bos_plain):
 
 
 @pytest.mark.parametrize(
-    "template",
+    ("template", "told"),
     [
         # Drops all but the last question.
-        "<{{ messages[-1]['content'] }}>",
+        ("<{{ messages[-1]['content'] }}>", "leaves out what it is given"),
         # Marks the last message, so that the first question reads differently later.
-        "{% for m in messages %}<{{ m['content'] }}{% if loop.last %}, now answer{% endif %}>{% endfor %}",
+        (
+            "{% for m in messages %}<{{ m['content'] }}{% if loop.last %}, now answer{% endif %}>{% endfor %}",
+            "changes earlier turns",
+        ),
     ],
+    ids=["drops", "rewrites"],
 )
-def test_a_template_that_rewrites_history_is_refused(bos_plain, template):
-    with pytest.raises(UsageError, match=r"changes earlier turns|leaves out what it is given") as raised:
+def test_a_template_that_rewrites_history_is_refused(bos_plain, template, told):
+    with pytest.raises(UsageError, match=told) as raised:
         _talk(_with_template(bos_plain, template))
     assert "\n" not in str(raised.value)
 
