@@ -10,6 +10,7 @@ import semkv_bench
 PACKAGE = Path(semkv_bench.__file__).parent
 ROOMS = (
     ("errors", "lazy"),
+    ("checks",),
     ("files", "console"),
     ("grid",),
     ("config",),

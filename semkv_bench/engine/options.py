@@ -1,10 +1,9 @@
 """How the engine runs: memory, batch, forced tokens, temperature."""
 
-import math
 from dataclasses import dataclass
 
+from semkv_bench.checks import is_number, whole
 from semkv_bench.errors import UsageError
-from semkv_bench.tasks.base import check_whole
 
 __all__ = ["EngineOptions"]
 
@@ -31,12 +30,12 @@ class EngineOptions:
     def __post_init__(self) -> None:
         for name in ("memory_fraction", "temperature"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float):
+            if not is_number(value):
                 raise UsageError(f"engine.{name}={value} must be a number")
             object.__setattr__(self, name, float(value))
         if not 0 < self.memory_fraction <= 1:
             raise UsageError(f"engine.memory_fraction={self.memory_fraction} must be above 0 and at most 1")
-        if not self.temperature >= 0 or math.isinf(self.temperature):
+        if self.temperature < 0:
             raise UsageError(f"engine.temperature={self.temperature} must be 0 (greedy) or a positive number")
         for name, least, optional in (
             ("max_rows", 1, True),
@@ -44,5 +43,4 @@ class EngineOptions:
             ("prefill_chunk", 1, True),
             ("noise_examples", 0, False),
         ):
-            if (value := getattr(self, name)) is not None or not optional:
-                check_whole(f"engine.{name}", value, least)
+            whole(f"engine.{name}", getattr(self, name), least, or_null=optional)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from semkv_bench.checks import is_whole
 from semkv_bench.errors import UsageError
 
 __all__ = [
@@ -74,8 +75,7 @@ def check_levels(levels: object) -> tuple[int, ...]:
     if not values:
         raise UsageError("no levels given; say for example grid.levels=[8,6,5,4,3,2]")
     for value in values:
-        whole = not isinstance(value, bool) and isinstance(value, int)
-        if not whole or not 2 <= value <= MAX_LEVELS:
+        if not is_whole(value) or not 2 <= value <= MAX_LEVELS:
             raise UsageError(f"levels must be whole numbers from 2 to {MAX_LEVELS}, not {value!r}")
     return tuple(values)
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from semkv_bench.checks import whole
 from semkv_bench.errors import UsageError
 from semkv_bench.importance.attention import AttentionMetric
 
@@ -22,8 +23,7 @@ class AttentionWindow(AttentionMetric):
     window: int = _WINDOW
 
     def __post_init__(self) -> None:
-        if isinstance(self.window, bool) or not isinstance(self.window, int) or self.window < 1:
-            raise UsageError(f"attention_window's window={self.window} must be a whole number from 1")
+        whole("attention_window's window", self.window, 1)
 
     @property
     def label(self) -> str:

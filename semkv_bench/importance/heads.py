@@ -11,7 +11,7 @@ from semkv_bench.importance.attention import weight_blocks
 from semkv_bench.importance.base import Metric, Recorder
 from semkv_bench.importance.sources import AttentionCall, watch_attention
 
-__all__ = ["HeadAttentionMetric", "HeadCacheMetric", "HeadMetric", "lifted", "whole_number"]
+__all__ = ["HeadAttentionMetric", "HeadCacheMetric", "HeadMetric", "lifted"]
 
 
 class HeadMetric(Metric):
@@ -124,12 +124,6 @@ def lifted(scores: Tensor, always: Tensor) -> Tensor:
     rest = scores.masked_fill(always, -torch.inf).amax(-1, keepdim=True)
     top = torch.where(rest.isfinite(), rest + 1, torch.ones_like(rest))
     return torch.where(always, top, scores)
-
-
-def whole_number(metric: str, name: str, value: object, least: int = 1) -> None:
-    """Raise UsageError unless an option is a whole number of at least ``least``."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise UsageError(f"{metric}'s {name}={value} must be a whole number of at least {least}")
 
 
 def _stacked(recorder: Recorder) -> list[Tensor]:

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from semkv_bench.checks import whole
 from semkv_bench.errors import UsageError
-from semkv_bench.importance.heads import HeadCacheMetric, lifted, whole_number
+from semkv_bench.importance.heads import HeadCacheMetric, lifted
 
 __all__ = ["LagKV"]
 
@@ -27,8 +28,8 @@ class LagKV(HeadCacheMetric):
     sinks: int = 4
 
     def __post_init__(self) -> None:
-        whole_number(self.name, "lag", self.lag)
-        whole_number(self.name, "sinks", self.sinks, least=0)
+        whole(f"{self.name}'s lag", self.lag, 1)
+        whole(f"{self.name}'s sinks", self.sinks, 0)
 
     @property
     def label(self) -> str:

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from semkv_bench.checks import whole
 from semkv_bench.errors import UsageError
-from semkv_bench.importance.heads import HeadAttentionMetric, lifted, whole_number
+from semkv_bench.importance.heads import HeadAttentionMetric, lifted
 
 __all__ = ["SnapKV", "WindowMetric"]
 
@@ -26,8 +27,8 @@ class WindowMetric(HeadAttentionMetric):
     pooling: str = "avg"
 
     def __post_init__(self) -> None:
-        whole_number(self.name, "window", self.window)
-        whole_number(self.name, "kernel", self.kernel)
+        whole(f"{self.name}'s window", self.window, 1)
+        whole(f"{self.name}'s kernel", self.kernel, 1)
         if self.kernel % 2 == 0:
             raise UsageError(f"{self.name}'s kernel={self.kernel} must be odd")
         if self.pooling not in ("avg", "max"):

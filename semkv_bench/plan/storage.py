@@ -8,6 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.table import Table
 
+from semkv_bench.checks import whole
 from semkv_bench.config.compose import build
 from semkv_bench.console import human_bytes
 from semkv_bench.errors import MissingError, UsageError
@@ -33,8 +34,7 @@ def storage_rows(config: DictConfig) -> list[dict[str, Any]]:
     """
     shape, origin = (None, None) if config.model is None else _shape(config.model)
     for name in ("head_dim", "kv_heads", "tokens"):
-        if config[name] is not None and config[name] < 1:
-            raise UsageError(f"{name}={config[name]} must be a whole number of at least 1")
+        whole(name, config[name], 1, or_null=True)
     if any(tokens < 1 for tokens in config.context):
         raise UsageError(f"context={list(config.context)} must hold numbers of tokens of at least 1")
     if shape is None:

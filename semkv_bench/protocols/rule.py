@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from semkv_bench.errors import UsageError
+from semkv_bench.checks import choice, whole
 from semkv_bench.grid.cost import SIDES, Tokens, joined
 from semkv_bench.importance import shared
 from semkv_bench.quantizers.keep import Keep
@@ -46,10 +46,8 @@ class Blocks:
     block: int = 32
 
     def __post_init__(self) -> None:
-        if self.parts not in PARTS:
-            raise UsageError(f"parts={self.parts} is not known; choose from {', '.join(PARTS)}")
-        if isinstance(self.block, bool) or not isinstance(self.block, int) or self.block < 1:
-            raise UsageError(f"block={self.block} must be a whole number of at least 1")
+        choice("parts", self.parts, PARTS)
+        whole("block", self.block, 1)
 
     @property
     def codes_prompt(self) -> bool:

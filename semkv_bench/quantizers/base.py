@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from semkv_bench.checks import is_whole
 from semkv_bench.errors import NonFiniteError, SemkvError, UsageError
 from semkv_bench.grid.cost import SideShape, Tokens
 from semkv_bench.grid.levels import Storage, code_bits, packing_plan
@@ -350,7 +351,7 @@ def brief(quantizer: Quantizer) -> list[str]:
 def _spelled(name: str, value: Any) -> str:
     if isinstance(value, Mapping):
         return f"{name}={'+'.join(f'{key}:{count}' for key, count in value.items())}"
-    whole = isinstance(value, int) and not isinstance(value, bool) and not name[-1].isdigit() and value >= 0
+    whole = is_whole(value) and not name[-1].isdigit() and value >= 0
     if whole:
         return f"{name}{value}"
     return f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"

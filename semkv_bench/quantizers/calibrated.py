@@ -7,7 +7,8 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from semkv_bench.errors import SemkvError, UsageError
+from semkv_bench.checks import number
+from semkv_bench.errors import SemkvError
 from semkv_bench.kernels.numerics import to_float16
 from semkv_bench.models.rotary import Rotary
 from semkv_bench.quantizers.parts import Place, State
@@ -77,8 +78,7 @@ class Thresholds(Step):
     share: float = 0.01
 
     def __post_init__(self) -> None:
-        if not 0 < self.share < 1:
-            raise UsageError(f"thresholds.share={self.share} must be a number between 0 and 1")
+        number("thresholds.share", self.share, 0, 1, ends=False)
 
     def fit(self, y: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
         """See ``Part``."""

@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from semkv_bench.checks import choice
 from semkv_bench.errors import UsageError
 from semkv_bench.grid.levels import code_bits
 from semkv_bench.kernels.numerics import to_float16
@@ -17,11 +18,6 @@ __all__ = ["Coupled", "NonUniform", "best_points"]
 
 _BINS = 1024
 _WEIGHTS = ("none", "fisher")
-
-
-def _check_weights(weights: str) -> None:
-    if weights not in _WEIGHTS:
-        raise UsageError(f"code.weights={weights} is not known; use {' or '.join(_WEIGHTS)}")
 
 
 @dataclass(frozen=True)
@@ -40,9 +36,8 @@ class NonUniform(Code):
     q_norm: bool = False
 
     def __post_init__(self) -> None:
-        _check_weights(self.weights)
-        if self.scaled not in ("before", "group"):
-            raise UsageError(f"code.scaled={self.scaled} is not known; use before or group")
+        choice("code.weights", self.weights, _WEIGHTS)
+        choice("code.scaled", self.scaled, ("before", "group"))
 
     @property
     def metadata_bits(self) -> float:
@@ -160,7 +155,7 @@ class Coupled(Code):
     weights: str = "fisher"
 
     def __post_init__(self) -> None:
-        _check_weights(self.weights)
+        choice("code.weights", self.weights, _WEIGHTS)
 
     def check_members(self, members: float) -> None:
         """See ``Code``."""

@@ -14,6 +14,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from semkv_bench.checks import choice
 from semkv_bench.errors import UsageError
 from semkv_bench.grid.levels import code_bits, packing_plan
 from semkv_bench.kernels.numerics import to_float16
@@ -104,8 +105,7 @@ class Uniform(Code):
             "metadata": ("float16", "e4m3"),
         }
         for name, known in known_values.items():
-            if getattr(self, name) not in known:
-                raise UsageError(f"code.{name}={getattr(self, name)} is not known; use {' or '.join(known)}")
+            choice(f"code.{name}", getattr(self, name), known)
         if not 0 < self.clip <= 1:
             raise UsageError(f"code.clip={self.clip} must be above 0 and at most 1")
 

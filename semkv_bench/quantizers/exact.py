@@ -6,17 +6,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from semkv_bench.errors import UsageError
+from semkv_bench.checks import choice, number, whole
 from semkv_bench.kernels.numerics import to_float16
 
 __all__ = ["Channels", "LowRank", "Mix", "Outliers", "Pivots"]
 
 Coding = Callable[[Tensor, int], Tensor]
-
-
-def _check_share(name: str, share: float) -> None:
-    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < 1:
-        raise UsageError(f"{name}={share} must be a number between 0 and 1")
 
 
 @dataclass(frozen=True)
@@ -35,15 +30,12 @@ class Outliers:
     fill: str = "mean"
 
     def __post_init__(self) -> None:
-        _check_share("outliers.share", self.share)
+        number("outliers.share", self.share, 0, 1, ends=False)
         for name, known in (
             ("over", ("channel", "token", "head", "thresholds")),
             ("fill", ("mean", "median", "end")),
         ):
-            if getattr(self, name) not in known:
-                raise UsageError(
-                    f"outliers.{name}={getattr(self, name)} is not known; use {', '.join(known)}"
-                )
+            choice(f"outliers.{name}", getattr(self, name), known)
 
     def lines(self, y: Tensor) -> Tensor:
         """y [units, heads, tokens, channels] with a vector on the last axis; a view or a copy."""
@@ -106,7 +98,7 @@ class Channels:
     levels: int = 16
 
     def __post_init__(self) -> None:
-        _check_share("channels.share", self.share)
+        number("channels.share", self.share, 0, 1, ends=False)
 
     def count(self, head_dim: int) -> int:
         """How many channels."""
@@ -134,12 +126,9 @@ class Pivots:
     entries: int = 20
 
     def __post_init__(self) -> None:
-        if self.by not in ("key_l1", "hidden_max"):
-            raise UsageError(f"pivots.by={self.by} is not known; use key_l1 or hidden_max")
+        choice("pivots.by", self.by, ("key_l1", "hidden_max"))
         for name in ("per_group", "entries"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise UsageError(f"pivots.{name}={value} must be a whole number of at least 1")
+            whole(f"pivots.{name}", getattr(self, name), 1)
 
     @property
     def metric(self) -> str | None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from semkv_bench.checks import choice, is_number
 from semkv_bench.errors import UsageError
 from semkv_bench.kernels.numerics import to_float16
 from semkv_bench.quantizers.codebook import lloyd_max, trapezoid_lloyd_max
@@ -144,10 +145,8 @@ class Float(Code):
 
     def __post_init__(self) -> None:
         for name, known in (("element", _ELEMENTS), ("scale", _SCALES), ("ties", _TIES)):
-            if getattr(self, name) not in known:
-                raise UsageError(f"code.{name}={getattr(self, name)} is not known; use {', '.join(known)}")
-        number = isinstance(self.tensor_scale, int | float) and not isinstance(self.tensor_scale, bool)
-        if self.tensor_scale != PROMPT and not (number and 0 < self.tensor_scale < math.inf):
+            choice(f"code.{name}", getattr(self, name), known)
+        if self.tensor_scale != PROMPT and not (is_number(self.tensor_scale) and self.tensor_scale > 0):
             raise UsageError(f"code.tensor_scale={self.tensor_scale} must be a number above 0, or prompt")
         if self.ties != "even" and self.element != "e2m1":
             raise UsageError(f"code.ties={self.ties} is for e2m1; {self.element} rounds to even")
@@ -308,8 +307,7 @@ class LloydMax(Code):
     metadata_bits: float = 0
 
     def __post_init__(self) -> None:
-        if self.book not in _BOOKS:
-            raise UsageError(f"code.book={self.book} is not known; use {' or '.join(_BOOKS)}")
+        choice("code.book", self.book, _BOOKS)
 
     def quantize_dequantize(self, grouped: Tensor, levels: int) -> Tensor:
         """See ``Code``."""

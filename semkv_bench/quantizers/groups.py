@@ -8,6 +8,7 @@ import torch
 from scipy.cluster.vq import kmeans2
 from torch import Tensor
 
+from semkv_bench.checks import choice, whole
 from semkv_bench.errors import UsageError
 from semkv_bench.quantizers.parts import Part
 
@@ -36,13 +37,10 @@ class Group(Part):
 
     def __post_init__(self) -> None:
         for name, known in (("axis", _AXES), ("heads", _HEADS)):
-            if getattr(self, name) not in known:
-                raise UsageError(f"group.{name}={getattr(self, name)} is not known; use {' or '.join(known)}")
+            choice(f"group.{name}", getattr(self, name), known)
         for name in ("channels", "tokens"):
-            size = getattr(self, name)
-            whole = isinstance(size, int) and not isinstance(size, bool) and size > 0
-            if size is not None and not whole and not (name == "tokens" and size == CLASS):
-                raise UsageError(f"group.{name}={size} must be a whole number of at least 1")
+            if name != "tokens" or self.tokens != CLASS:
+                whole(f"group.{name}", getattr(self, name), 1, or_null=True)
         if (self.tokens is None) == (self.axis == "channel") or (self.axis == "channel" and self.channels):
             raise UsageError(
                 "a group has tokens with axis=channel, and may have channels with axis=token, not both"

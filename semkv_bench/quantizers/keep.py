@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from semkv_bench.checks import is_whole, whole
 from semkv_bench.errors import UsageError
 
 __all__ = ["Keep", "Layers"]
@@ -24,9 +25,7 @@ class Keep:
 
     def __post_init__(self) -> None:
         for name, least in (("sinks", 0), ("recent", 0), ("block", 1)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise UsageError(f"keep.{name}={value} must be a whole number of at least {least}")
+            whole(f"keep.{name}", getattr(self, name), least)
 
     @property
     def windowed(self) -> bool:
@@ -53,12 +52,10 @@ class Layers:
 
     def __post_init__(self) -> None:
         for name in ("skip_first", "skip_last"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise UsageError(f"layers.{name}={value} must be a whole number of at least 0")
+            whole(f"layers.{name}", getattr(self, name), 0)
         chosen = {} if self.levels is None else dict(self.levels)
         for layer, count in chosen.items():
-            if not str(layer).isdigit() or isinstance(count, bool) or not isinstance(count, int) or count < 2:
+            if not str(layer).isdigit() or not is_whole(count) or count < 2:
                 raise UsageError(
                     f"layers.levels must give layers whole numbers of levels from 2, not {layer}: {count}"
                 )

@@ -7,6 +7,7 @@ import torch
 from scipy import linalg
 from torch import Tensor
 
+from semkv_bench.checks import choice
 from semkv_bench.errors import UsageError
 
 __all__ = ["check_rotation", "gaussian_matrix", "random_rotation"]
@@ -16,8 +17,7 @@ _KINDS = ("qr", "hadamard", "auto")
 
 def check_rotation(kind: str, head_dim: int) -> None:
     """Raise UsageError if there is no rotation of this kind for ``head_dim`` values."""
-    if kind not in _KINDS:
-        raise UsageError(f"rotation={kind} is not known; use one of {', '.join(_KINDS)}")
+    choice("rotation", kind, _KINDS)
     if kind == "hadamard" and not _is_power_of_two(head_dim):
         raise UsageError(
             f"rotation=hadamard needs a head_dim that is a power of two (32, 64, 128, 256), not {head_dim}; "

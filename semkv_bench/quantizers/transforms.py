@@ -14,6 +14,7 @@ import torch
 from scipy import linalg
 from torch import Tensor
 
+from semkv_bench.checks import choice
 from semkv_bench.errors import UsageError
 from semkv_bench.kernels.numerics import to_float16
 from semkv_bench.quantizers.parts import Part
@@ -163,8 +164,7 @@ class Smooth(Step):
     tie_rope: bool = False
 
     def __post_init__(self) -> None:
-        if self.source not in ("piece", "prompt"):
-            raise UsageError(f"smooth.source={self.source} is not known; use piece or prompt")
+        choice("smooth.source", self.source, ("piece", "prompt"))
 
     @property
     def unpackable(self) -> str | None:
@@ -273,8 +273,7 @@ class Balance(Step):
     rows: str = "channel"
 
     def __post_init__(self) -> None:
-        if self.rows not in ("channel", "token"):
-            raise UsageError(f"balance.rows={self.rows} is not known; use channel or token")
+        choice("balance.rows", self.rows, ("channel", "token"))
 
     @property
     def unpackable(self) -> str | None:

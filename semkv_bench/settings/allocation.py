@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from semkv_bench.checks import number
 from semkv_bench.errors import UsageError
 from semkv_bench.grid.levels import DELETED, FULL_PRECISION, Storage, check_levels, mix
 from semkv_bench.importance.choice import metric
@@ -123,7 +124,7 @@ class TwoLevel(Allocation):
         _check_metric(self.metric, self.scope)
         if self.low >= self.high:
             raise UsageError(f"allocation.low={self.low} must be below allocation.high={self.high}")
-        _check_share("allocation.fraction", self.fraction)
+        number("allocation.fraction", self.fraction, 0, 1)
 
     @property
     def grid_point(self) -> int:
@@ -165,7 +166,7 @@ class Prune(Allocation):
 
     def __post_init__(self) -> None:
         _check_metric(self.metric, self.scope)
-        _check_share("allocation.keep", self.keep)
+        number("allocation.keep", self.keep, 0, 1)
         if not self.keep:
             raise UsageError("allocation.keep=0 deletes the whole cache; keep a share above 0")
 
@@ -210,8 +211,3 @@ def _check_metric(label: str, scope: str) -> None:
     metric(label)
     if scope not in (SHARED, PER_LAYER):
         raise UsageError(f"allocation.scope={scope} must be {SHARED} or {PER_LAYER}")
-
-
-def _check_share(name: str, share: float) -> None:
-    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
-        raise UsageError(f"{name}={share} must be a number from 0 to 1")

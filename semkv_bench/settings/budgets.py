@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from semkv_bench.checks import whole
 from semkv_bench.config.choices import did_you_mean
 from semkv_bench.errors import UsageError
 
@@ -151,10 +152,7 @@ class Chunks(Budget):
     length: int = 20
 
     def __post_init__(self) -> None:
-        if self.length != int(self.length) or self.length < 1:
-            raise UsageError(
-                f"allocation.budget=chunk-{self.length:g}: the length must be a whole number from 1"
-            )
+        whole("allocation.budget=chunk-N: N", self.length, 1)
 
     @property
     def label(self) -> str:

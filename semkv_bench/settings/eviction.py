@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from semkv_bench.checks import choice, is_number, whole
 from semkv_bench.errors import UsageError
 from semkv_bench.grid.levels import DELETED, FULL_PRECISION, Storage, check_levels, mix
 from semkv_bench.importance.choice import metric
@@ -50,12 +51,10 @@ class Evict:
                 else f"allocation.budget={self.budget} finds out how many tokens stay: leave allocation.{given[0]} null"
             )
         share, count = self.keep, self.tokens
-        if share is not None and not (_is_number(share) and 0 < share <= 1):
+        if share is not None and not (is_number(share) and 0 < share <= 1):
             raise UsageError(f"allocation.keep={share} must be a share above 0, at most 1")
-        if count is not None and not (_is_number(count) and count == int(count) and count >= 1):
-            raise UsageError(f"allocation.tokens={count} must be a whole number of at least 1")
-        if self.question not in QUESTIONS:
-            raise UsageError(f"allocation.question={self.question} must be {' or '.join(QUESTIONS)}")
+        whole("allocation.tokens", count, 1, or_null=True)
+        choice("allocation.question", self.question, QUESTIONS)
 
     @property
     def metric(self) -> str:
@@ -175,7 +174,3 @@ def _setting(evict: Evict, levels: int | None, keys: Quantizer, values: Quantize
     label = pair_label(keys, values)
     sides = (Coded(side, Uniform(levels)) for side in (keys, values))
     return Setting(f"{label}-L{levels}-{name}", evict.kind, label, *sides, prune=evict)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from semkv_bench.checks import choice, is_number, is_whole, number, whole
 from semkv_bench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -47,14 +47,14 @@ class StatsOptions:
     at_bits: tuple[float, ...] = (2.5, 3.0, 3.5, 4.5)
 
     def __post_init__(self) -> None:
-        _number("margin", self.margin, 0.0, 1.0)
-        _number("alpha", self.alpha, 0.0, 0.5)
-        _number("confidence", self.confidence, 0.5, 1.0)
-        _whole("resamples", self.resamples, 100, MOST_RESAMPLES)
-        _whole("seed", self.seed, 0)
-        _choice("average", self.average, ("macro", "micro"))
-        _choice("unpaired", self.unpaired, ("error", "drop"))
-        _choice("sensitivity", self.sensitivity, ("task", "run"))
+        number("stats.margin", self.margin, 0, 1, ends=False)
+        number("stats.alpha", self.alpha, 0, 0.5, ends=False)
+        number("stats.confidence", self.confidence, 0.5, 1, ends=False)
+        whole("stats.resamples", self.resamples, 100, MOST_RESAMPLES)
+        whole("stats.seed", self.seed, 0)
+        choice("stats.average", self.average, ("macro", "micro"))
+        choice("stats.unpaired", self.unpaired, ("error", "drop"))
+        choice("stats.sensitivity", self.sensitivity, ("task", "run"))
         object.__setattr__(self, "looks", _sizes(self.looks))
         object.__setattr__(self, "at_bits", _bits(self.at_bits))
 
@@ -66,27 +66,10 @@ def stats_options(config: DictConfig) -> StatsOptions:
     return StatsOptions(**OmegaConf.to_container(config.stats))
 
 
-def _number(name: str, value: object, low: float, high: float) -> None:
-    real = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if not real or not low < value < high:
-        raise UsageError(
-            f"stats.{name} must be a number between {low:g} and {high:g} (ends excluded), got {value!r}"
-        )
-
-
-def _whole(name: str, value: object, least: int, most: int | None = None) -> None:
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    if not whole or value < least or (most is not None and value > most):
-        limit = f"of at least {least}" if most is None else f"from {least} to {most}"
-        raise UsageError(f"stats.{name} must be a whole number {limit}, got {value!r}")
-
-
 def _sizes(looks: object) -> tuple[int, ...] | None:
     if looks is None:
         return None
-    whole = isinstance(looks, (list, tuple)) and all(
-        isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in looks
-    )
+    whole = isinstance(looks, (list, tuple)) and all(is_whole(size) and size > 0 for size in looks)
     if not whole or not looks or any(a >= b for a, b in pairwise(looks)):
         raise UsageError(
             f"stats.looks must be a list of growing numbers of examples, for example [40,80,120], got {looks!r}"
@@ -96,15 +79,10 @@ def _sizes(looks: object) -> tuple[int, ...] | None:
 
 def _bits(at_bits: object) -> tuple[float, ...]:
     numbers = isinstance(at_bits, (list, tuple)) and all(
-        isinstance(bits, (int, float)) and not isinstance(bits, bool) and 0 < bits <= 16 for bits in at_bits
+        is_number(bits) and 0 < bits <= 16 for bits in at_bits
     )
     if not numbers or not at_bits or len(set(at_bits)) < len(at_bits):
         raise UsageError(
             f"stats.at_bits must be a list of different numbers of bits, above 0 and at most 16, got {at_bits!r}"
         )
     return tuple(sorted(float(bits) for bits in at_bits))
-
-
-def _choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise UsageError(f"stats.{name} must be one of {', '.join(choices)}, got {value!r}")

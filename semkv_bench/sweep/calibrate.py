@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig
 
+from semkv_bench.checks import whole
 from semkv_bench.config.compose import build
 from semkv_bench.console import ERR, track
 from semkv_bench.engine.calibration import Seen, watch_texts
@@ -40,8 +41,7 @@ def calibrate(config: DictConfig) -> Path:
     shape = source.shape()
     _check(sides, source, shape)
     for name, least in (("sequences", 1), ("length", _LEAST)):
-        if config[name] < least:
-            raise UsageError(f"{name}={config[name]} must be a whole number of at least {least}")
+        whole(name, config[name], least)
     if shape.max_positions is not None and config.length > shape.max_positions:
         raise UsageError(
             f"length={config.length} is beyond the {shape.max_positions} positions of {source.name}"

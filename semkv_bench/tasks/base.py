@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
+from semkv_bench.checks import choice, is_whole, whole
 from semkv_bench.errors import UsageError
 
 __all__ = [
@@ -13,9 +14,7 @@ __all__ = [
     "Example",
     "FollowUp",
     "Task",
-    "check_choice",
     "check_draw",
-    "check_whole",
     "choose_names",
     "text_hash",
 ]
@@ -160,12 +159,6 @@ class Task(ABC):
         return self.score(example, answer.text)
 
 
-def check_choice(key: str, value: Any, choices: Sequence[str]) -> None:
-    """Raise UsageError unless ``value`` is one of ``choices``."""
-    if value not in choices:
-        raise UsageError(f"{key}={value} is not known; choose from {', '.join(choices)}")
-
-
 def choose_names(
     key: str, value: Any, names: Sequence[str], groups: Mapping[str, Sequence[str]]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -181,7 +174,7 @@ def choose_names(
     if not given:
         raise UsageError(f"{key} is empty; choose from {', '.join([*groups, *names])}")
     for entry in given:
-        check_choice(key, entry, [*groups, *names])
+        choice(key, entry, [*groups, *names])
     chosen = {name for entry in given for name in groups.get(entry, (entry,))}
     by_name = {entry for entry in given if entry not in groups}
     return tuple(n for n in names if n in chosen), tuple(n for n in names if n in by_name)
@@ -194,22 +187,10 @@ def check_draw(
     if not isinstance(seeds, Iterable) or isinstance(seeds, str):
         raise UsageError(f"seeds={seeds} is not a list of whole numbers, for example seeds=[0,1,2]")
     seeds = list(seeds)
-    if not seeds or not all(_is_int(seed) and seed >= 0 for seed in seeds):
+    if not seeds or not all(is_whole(seed) and seed >= 0 for seed in seeds):
         raise UsageError(f"seeds={seeds} must be whole numbers of 0 and more, for example seeds=[0,1,2]")
     if len(set(seeds)) != len(seeds):
         raise UsageError(f"seeds={seeds} names a seed twice; a repeated seed is not new evidence")
     limits = {"per_task": per_task, "max_prompt_tokens": max_prompt_tokens, "max_new_tokens": max_new_tokens}
     for key, value in limits.items():
-        if value is not None and not (_is_int(value) and value >= 1):
-            raise UsageError(f"{key}={value} must be a whole number of at least 1, or null")
-
-
-def check_whole(key: str, value: Any, least: int, most: int | None = None) -> None:
-    """Raise UsageError unless ``value`` is a whole number from ``least`` to ``most``."""
-    if not _is_int(value) or value < least or (most is not None and value > most):
-        span = f"of at least {least}" if most is None else f"from {least} to {most}"
-        raise UsageError(f"{key}={value} must be a whole number {span}")
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+        whole(key, value, 1, or_null=True)

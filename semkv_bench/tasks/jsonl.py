@@ -8,8 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
+from semkv_bench.checks import choice, whole
 from semkv_bench.errors import MissingError, UsageError
-from semkv_bench.tasks.base import Example, Task, check_choice, check_draw, check_whole
+from semkv_bench.tasks.base import Example, Task, check_draw
 from semkv_bench.tasks.encoding import encode_prompt, encode_target
 from semkv_bench.tasks.scorers import SCORERS, check_references
 
@@ -55,7 +56,7 @@ class Jsonl(Task):
     prompt_source: ClassVar[str] = "own"
 
     def __post_init__(self) -> None:
-        check_choice("task.scorer", self.scorer, tuple(SCORERS))
+        choice("task.scorer", self.scorer, tuple(SCORERS))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -169,7 +170,7 @@ class Jsonl(Task):
         if not isinstance(row.get("chat", False), bool):
             raise UsageError(f"{where}: chat must be true or false")
         if row.get("max_new_tokens") is not None:
-            check_whole(f"{where}: max_new_tokens", row["max_new_tokens"], 1)
+            whole(f"{where}: max_new_tokens", row["max_new_tokens"], 1)
         check_references(
             "choice" if choices and self.scorer == "contains" else self.scorer, answers, choices, where
         )

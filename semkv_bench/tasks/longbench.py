@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, TypeVar
 
+from semkv_bench.checks import choice
 from semkv_bench.errors import MissingError
 from semkv_bench.tasks import longbench_metrics as metrics
-from semkv_bench.tasks.base import Example, Task, check_choice, check_draw, choose_names, text_hash
+from semkv_bench.tasks.base import Example, Task, check_draw, choose_names, text_hash
 from semkv_bench.tasks.encoding import Encoded, encode_prompt, encode_target
 from semkv_bench.tasks.longbench_data import HUB_REVISION, Item, Source, fetch_archive, open_source
 from semkv_bench.tasks.longbench_prompts import PromptSet, fill, load_prompts
@@ -94,7 +95,7 @@ class LongBench(Task):
 
     def __post_init__(self) -> None:
         _ = self._chosen
-        check_choice("prompts", self.prompts, ("auto", "official", "own"))
+        choice("prompts", self.prompts, ("auto", "official", "own"))
 
     @cached_property
     def names(self) -> tuple[str, ...]:

@@ -6,7 +6,8 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, ClassVar
 
-from semkv_bench.tasks.base import Example, FollowUp, check_draw, check_whole, choose_names
+from semkv_bench.checks import whole
+from semkv_bench.tasks.base import Example, FollowUp, check_draw, choose_names
 from semkv_bench.tasks.encoding import encode_follow_up, encode_target
 from semkv_bench.tasks.longbench import GROUPS, TASKS, LongBench, draw_sample
 from semkv_bench.tasks.longbench_data import Item
@@ -33,7 +34,7 @@ class LongBenchMultiturn(LongBench):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_whole("task.turns", self.turns, 1)
+        whole("task.turns", self.turns, 1)
 
     @property
     def prompt_source(self) -> str:

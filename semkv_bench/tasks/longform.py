@@ -8,8 +8,9 @@ from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, ClassVar
 
+from semkv_bench.checks import whole
 from semkv_bench.errors import UsageError
-from semkv_bench.tasks.base import Example, Task, check_draw, check_whole, choose_names, text_hash
+from semkv_bench.tasks.base import Example, Task, check_draw, choose_names, text_hash
 from semkv_bench.tasks.encoding import encode_prompt, encode_target
 from semkv_bench.tasks.words import WORDS
 
@@ -93,7 +94,7 @@ class Longform(Task):
 
     def __post_init__(self) -> None:
         _ = self.names
-        check_whole("task.items", self.items, 2, len(WORDS))
+        whole("task.items", self.items, 2, len(WORDS))
 
     @cached_property
     def names(self) -> tuple[str, ...]:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
-from semkv_bench.tasks.base import Example, Task, check_draw, check_whole, choose_names, text_hash
+from semkv_bench.checks import whole
+from semkv_bench.tasks.base import Example, Task, check_draw, choose_names, text_hash
 from semkv_bench.tasks.encoding import Encoded, encode_prompt, encode_target
 from semkv_bench.tasks.haystack import FILLERS
 from semkv_bench.tasks.needles import bury, draw_depths, draw_keys, draw_values
@@ -125,7 +126,7 @@ class Synthetic(Task):
 
     def __post_init__(self) -> None:
         _ = self.names
-        check_whole("task.length", self.length, 1)
+        whole("task.length", self.length, 1)
 
     @cached_property
     def names(self) -> tuple[str, ...]:

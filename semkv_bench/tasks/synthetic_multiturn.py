@@ -7,8 +7,9 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, ClassVar
 
+from semkv_bench.checks import whole
 from semkv_bench.errors import UsageError
-from semkv_bench.tasks.base import Example, FollowUp, Task, check_draw, check_whole, choose_names, text_hash
+from semkv_bench.tasks.base import Example, FollowUp, Task, check_draw, choose_names, text_hash
 from semkv_bench.tasks.encoding import Encoded, encode_follow_up, encode_prompt, encode_target
 from semkv_bench.tasks.haystack import FILLERS
 from semkv_bench.tasks.needles import MAX_KEYS, bury, draw_depths, draw_keys, draw_values
@@ -65,8 +66,8 @@ class SyntheticMultiturn(Task):
 
     def __post_init__(self) -> None:
         _ = self.names
-        check_whole("task.length", self.length, 1)
-        check_whole("task.turns", self.turns, 1)
+        whole("task.length", self.length, 1)
+        whole("task.turns", self.turns, 1)
         if _needles(self.turns) > MAX_KEYS:
             most = max(n for n in range(1, 6 * MAX_KEYS) if _needles(n) <= MAX_KEYS)
             raise UsageError(f"task.turns={self.turns} asks for more needles than there are; at most {most}")

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from semkv_bench.checks import whole
 from semkv_bench.errors import MissingError, UsageError
-from semkv_bench.tasks.base import Answer, Example, Task, check_draw, check_whole
+from semkv_bench.tasks.base import Answer, Example, Task, check_draw
 
 __all__ = ["Text"]
 
@@ -30,9 +31,9 @@ class Text(Task):
     prompt_source: ClassVar[str] = "own"
 
     def __post_init__(self) -> None:
-        check_whole("task.length", self.length, 4)
+        whole("task.length", self.length, 4)
         if self.context is not None:
-            check_whole("task.context", self.context, 2, self.length - 1)
+            whole("task.context", self.context, 2, self.length - 1)
 
     @property
     def names(self) -> tuple[str, ...]:

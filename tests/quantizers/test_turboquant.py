@@ -177,7 +177,7 @@ def test_storage_of_the_prod_variant_counts_sign_and_second_norm():
 def test_what_cannot_be_coded_is_refused():
     with pytest.raises(UsageError, match=r"rotation=hadamard needs .* not 80; use rotation=qr"):
         TurboQuant("hadamard").check(80)
-    with pytest.raises(UsageError, match="rotation=haar is not known; use one of qr, hadamard, auto"):
+    with pytest.raises(UsageError, match="rotation=haar is not known; choose from qr, hadamard, auto"):
         TurboQuant("haar").check(64)
     with pytest.raises(UsageError):
         TurboQuant().check(2)

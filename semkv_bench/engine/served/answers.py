@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
+from semkv_bench.checks import is_number
 from semkv_bench.engine.backend import Answers, Backend, Session
 from semkv_bench.engine.outcome import Outcome
 from semkv_bench.engine.served.setting import GGML_BITS, served_setting
@@ -142,9 +143,7 @@ def _line(line: str, where: str) -> dict[str, Any]:
         if not isinstance(row.get(name), str):
             raise UsageError(f"{where}: {name} must be a text; an answer needs id, setting and text")
     bits = row.get("bits")
-    if bits is not None and (
-        isinstance(bits, bool) or not isinstance(bits, int | float) or not 0 < bits <= 32
-    ):
+    if bits is not None and not (is_number(bits) and 0 < bits <= 32):
         raise UsageError(f"{where}: bits must be a number above 0 and of at most 32")
     tokens = row.get("tokens")
     if tokens is not None and not (isinstance(tokens, list) and all(isinstance(t, int) for t in tokens)):
