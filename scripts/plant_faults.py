@@ -3,7 +3,7 @@
     python scripts/plant_faults.py [--out results/regress/planted_faults.json] [key=value ...]
 
 Every fault is an edit of a function's source, made in this process and undone afterwards. Besides, the
-untouched tree is run with the baseline's seed and ten others, which must stay green. Overrides go to every run.
+untouched tree is run on the baseline's examples, which must stay green. Overrides go to every run.
 """
 
 import argparse
@@ -26,7 +26,6 @@ from semkv_bench.models.embedded import EmbeddedModel
 from semkv_bench.quantizers import Affine, TurboQuant
 from semkv_bench.settings import setting as settings
 
-SEEDS = range(11)  # the baseline's own, where records must agree, and ten others
 # Of every fault half of the baseline's examples; the untouched tree gets all.
 FAULTY_SAMPLE = "per_task=8"
 
@@ -141,39 +140,37 @@ def _fault_row(fault: Fault, overrides: Sequence[str], folder: Path) -> dict[str
     return {"quantizer": fault.quantizer, **_row(outcome)}
 
 
-def _untouched_row(seed: int, overrides: Sequence[str], folder: Path) -> dict[str, Any]:
-    outcome = run_command([f"seeds=[{seed}]", *overrides], folder)
+def _untouched_row(overrides: Sequence[str], folder: Path) -> dict[str, Any]:
+    outcome = run_command(list(overrides), folder)
     smallest = min((shift["p_adjusted"] for shift in outcome.get("shifts", [])), default=None)
     return {
         **_row(outcome),
-        "paired": outcome.get("paired"),
         "alike": outcome.get("alike"),
         "smallest_adjusted_p": smallest,
     }
 
 
-def _summary(faults: dict[str, Any], untouched: dict[str, Any]) -> dict[str, Any]:
+def _summary(faults: dict[str, Any], untouched: dict[str, Any] | None) -> dict[str, Any]:
     return {
         "red": f"{sum(row['exit_code'] == 1 for row in faults.values())} of {len(faults)}",
-        "green": f"{sum(row['exit_code'] == 0 for row in untouched.values())} of {len(untouched)}",
         "faults": faults,
-        "untouched_by_seed": untouched,
+        "untouched": untouched,
     }
 
 
 def _run_all(given: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     """Every run in turn; the outcome so far is written after each."""
     faults: dict[str, Any] = {}
-    untouched: dict[str, Any] = {}
+    untouched = None
     chosen = [fault for fault in FAULTS if given.only is None or given.only in fault.name]
-    seeds = () if given.only else SEEDS
-    for what in (*chosen, *seeds):
-        folder = scratch / str(len(faults) + len(untouched))
-        if isinstance(what, Fault):
-            row = faults[what.name] = _fault_row(what, given.overrides, folder)
+    for number, fault in enumerate((*chosen, *(() if given.only else (None,)))):
+        folder = scratch / str(number)
+        if fault is not None:
+            row = faults[fault.name] = _fault_row(fault, given.overrides, folder)
         else:
-            row = untouched[str(what)] = _untouched_row(what, given.overrides, folder)
-        print(f"{getattr(what, 'name', what)}: exit {row['exit_code']}, {row['witnesses']}", flush=True)
+            row = untouched = _untouched_row(given.overrides, folder)
+        name = "untouched" if fault is None else fault.name
+        print(f"{name}: exit {row['exit_code']}, {row['witnesses']}", flush=True)
         given.out.parent.mkdir(parents=True, exist_ok=True)
         given.out.write_text(json.dumps(_summary(faults, untouched), indent=1) + "\n")
     return _summary(faults, untouched)
@@ -182,14 +179,14 @@ def _run_all(given: argparse.Namespace, scratch: Path) -> dict[str, Any]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("results/regress/planted_faults.json"))
-    parser.add_argument("--only", help="only faults whose name holds this, and no untouched runs")
+    parser.add_argument("--only", help="only faults whose name holds this, and no untouched run")
     parser.add_argument("overrides", nargs="*")
     arguments = parser.parse_args()
     # One model serves all runs; what is planted is in the cache, not in its weights.
     EmbeddedModel.load = cache(EmbeddedModel.load)
     with tempfile.TemporaryDirectory() as scratch:
         result = _run_all(arguments, Path(scratch))
-    print(f"red: {result['red']}, green: {result['green']}; {arguments.out}")
+    green = result["untouched"] is None or result["untouched"]["exit_code"] == 0
+    print(f"red: {result['red']}, untouched {'green' if green else 'not green'}; {arguments.out}")
     codes = [row["exit_code"] != 1 for row in result["faults"].values()]
-    codes += [row["exit_code"] != 0 for row in result["untouched_by_seed"].values()]
-    sys.exit(any(codes))
+    sys.exit(any(codes) or not green)

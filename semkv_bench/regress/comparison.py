@@ -33,7 +33,6 @@ __all__ = [
 ALL = "all settings"
 KL_FLOOR = 1e-5  # nats, added before logarithms: far below any quantized setting, far above rounding
 FIGURES = ("code_bits", "packed_bits", "effective_bits")
-MIN_SEEDS = 4
 _SAME_FIGURE = 1e-9
 _TOLD = 4
 _BRIEF = 60
@@ -91,14 +90,13 @@ class Shift:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Outcome of comparing two snapshots; ``judged`` is False where there were too few examples."""
+    """Outcome of comparing two snapshots; ``judged`` is False where both hold too few of the same ``examples``."""
 
     findings: list[Finding]
     notes: list[str]
     shifts: list[Shift] = field(default_factory=list)
     checks: int = 0
-    paired: bool | None = None
-    clusters: tuple[int, int] = (0, 0)
+    examples: int = 0
     judged: bool = True
     alike: bool = False
 
@@ -161,12 +159,15 @@ def compare(old: Snapshot, new: Snapshot, options: JudgeOptions) -> Comparison:
     findings += _layers(old, new)
     pairs = _common(old, new)
     findings += _reads(old, new, pairs)
-    clusters = _Clusters(old, new, pairs, options.min_examples)
-    lacking = clusters.lacking(options)
-    notes = _sample_notes(old, new, clusters)
-    shifts = [] if lacking else _shifts(old, new, clusters, options)
-    if lacking:
-        notes.append(f"scores and KL were not judged: {lacking}")
+    clusters = _Clusters(old, pairs)
+    judged = clusters.size >= options.min_examples
+    notes = _sample_notes(old, new, clusters.size)
+    shifts = _shifts(old, new, clusters, options) if judged else []
+    if not judged:
+        notes.append(
+            f"scores and KL were not judged: {clusters.size} of the baseline's examples, {options.min_examples} "
+            "needed; run the baseline's seeds and per_task"
+        )
     findings += [_told(shift, old, new) for shift in shifts if shift.moved]
     read = _read_differently(old, new, shifts)
     if _same_scores(old, new, pairs):
@@ -178,68 +179,37 @@ def compare(old: Snapshot, new: Snapshot, options: JudgeOptions) -> Comparison:
         notes,
         shifts,
         checks,
-        clusters.paired,
-        clusters.sizes,
-        not lacking,
-        alike=clusters.paired and _alike(old, new, pairs),
+        clusters.size,
+        judged,
+        alike=bool(pairs[0]) and _alike(old, new, pairs),
     )
 
 
 class _Clusters:
-    """Values per cluster of both snapshots, paired by example where both hold the same ones.
+    """Values per cluster that both snapshots hold; a cluster is an example with its seeds and turns."""
 
-    A cluster is an example with its seeds and turns. Between different examples of a quantizer that draws
-    its rotation by the seed it is a seed: one rotation serves all its examples, which are then no evidence
-    of their own about another rotation.
-    """
+    def __init__(self, old: Snapshot, pairs: tuple[list[int], list[int]]):
+        groups: dict[tuple[str, str], tuple[list[int], list[int]]] = {}
+        for row_old, row_new in zip(*pairs, strict=True):
+            both = groups.setdefault(old.units[row_old][:2], ([], []))
+            both[0].append(row_old)
+            both[1].append(row_new)
+        self._groups = dict(sorted(groups.items()))
+        names = sorted({task for task, _ in groups})
+        self._tasks = np.array([names.index(task) for task, _ in self._groups], dtype=np.int64)
 
-    def __init__(self, old: Snapshot, new: Snapshot, pairs: tuple[list[int], list[int]], least: int):
-        rows_old, rows_new = pairs
-        shared = {old.units[row][:2] for row in rows_old}
-        self.paired = len(shared) >= least or len(shared) == len({unit[:2] for unit in new.units})
-        if not self.paired:
-            known = set(zip(old.units, old.prompts, strict=True))
-            rows_old = list(range(len(old.units)))
-            rows_new = [
-                row for row, unit in enumerate(zip(new.units, new.prompts, strict=True)) if unit not in known
-            ]
-        self.by_seed = not self.paired and old.sample["seeded"]
-        self.sizes = tuple(
-            len({s.units[row][:2] for row in rows}) for s, rows in ((old, rows_old), (new, rows_new))
-        )
-        self._old, self._new = (
-            self._grouped(snapshot, rows) for snapshot, rows in ((old, rows_old), (new, rows_new))
-        )
-        names = sorted({key[0] for key in (*self._old, *self._new)})
-        self._task = {name: code for code, name in enumerate(names)}
-
-    def lacking(self, options: JudgeOptions) -> str:
-        """What is missing for a judgement, in words; empty if nothing is."""
-        if min(self.sizes) < options.min_examples:
-            return f"{min(self.sizes)} examples, {options.min_examples} needed (per_task, seeds)"
-        seeds = min(len(self._old), len(self._new))
-        if self.by_seed and seeds < MIN_SEEDS:
-            return (
-                f"other seeds mean other rotations, and {seeds} of {MIN_SEEDS} needed are there on one side; "
-                "run the seeds of the baseline"
-            )
-        return ""
+    @property
+    def size(self) -> int:
+        """Clusters in both."""
+        return len(self._groups)
 
     def sample(self, old: Array, new: Array) -> Sample:
         """Cluster means of unit values old [units of old], new [units of new]."""
-        values, tasks = [], []
-        for groups, table in ((self._old, old), (self._new, new)):
-            keys = sorted(groups)
-            values.append(np.array([_mean(table[groups[key]]) for key in keys]))
-            tasks.append(np.array([self._task[key[0]] for key in keys], dtype=np.int64))
-        return Sample(*values, *tasks, paired=self.paired).known()
-
-    def _grouped(self, snapshot: Snapshot, rows: Sequence[int]) -> dict[tuple[str, str], list[int]]:
-        groups: dict[tuple[str, str], list[int]] = {}
-        for row in rows:
-            task, example, seed, _ = snapshot.units[row]
-            groups.setdefault(("", str(seed)) if self.by_seed else (task, example), []).append(row)
-        return groups
+        values = [
+            np.array([_mean(table[rows[side]]) for rows in self._groups.values()])
+            for side, table in enumerate((old, new))
+        ]
+        return Sample(*values, self._tasks).known()
 
 
 def _mean(values: Array) -> float:
@@ -379,7 +349,7 @@ def _read_differently(old: Snapshot, new: Snapshot, shifts: Sequence[Shift]) -> 
     return notes
 
 
-def _sample_notes(old: Snapshot, new: Snapshot, clusters: _Clusters) -> list[str]:
+def _sample_notes(old: Snapshot, new: Snapshot, shared: int) -> list[str]:
     notes = []
     recorded, planned = len({unit[:3] for unit in new.units}), new.sample["planned"]
     if recorded < planned:
@@ -396,11 +366,11 @@ def _sample_notes(old: Snapshot, new: Snapshot, clusters: _Clusters) -> list[str
             f"{changed} prompts are other ones than in the baseline although their seeds agree: "
             "the task or the tokenizer changed"
         )
-    elif not clusters.paired:
-        notes.append("other examples than in the baseline: compared as two samples")
-    other = [k for k, v in old.environment.items() if v != new.environment.get(k)]
-    if other:
-        words = (f"{name} {old.environment[name]} -> {new.environment.get(name)}" for name in other)
+    elif other := len({unit[:2] for unit in new.units}) - shared:
+        notes.append(f"{other} examples of the run are not the baseline's and were left out")
+    changed = [k for k, v in old.environment.items() if v != new.environment.get(k)]
+    if changed:
+        words = (f"{name} {old.environment[name]} -> {new.environment.get(name)}" for name in changed)
         notes.append(f"other surroundings than the baseline's: {', '.join(words)}")
     return notes
 

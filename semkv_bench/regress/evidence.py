@@ -1,4 +1,4 @@
-"""Is the difference between two samples of records real? Tests on examples, paired where they are the same."""
+"""Is the difference between two samples of records real? Tests on the examples that both hold."""
 
 import math
 from dataclasses import dataclass
@@ -18,34 +18,21 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Sample:
-    """One value a cluster. Paired: ``new[i]`` and ``old[i]`` are of the same cluster, in the same task.
-
-    old, new: [n_old], [n_new]; tasks_old, tasks_new: task codes of the clusters.
-    """
+    """One value a cluster: ``new[i]`` and ``old[i]`` are of the same one, in the task ``tasks[i]``; all [clusters]."""
 
     old: Array
     new: Array
-    tasks_old: NDArray[np.int64]
-    tasks_new: NDArray[np.int64]
-    paired: bool
+    tasks: NDArray[np.int64]
 
     def known(self) -> "Sample":
-        """Without clusters that have no value; of a pair both go."""
-        keep_old, keep_new = ~np.isnan(self.old), ~np.isnan(self.new)
-        if self.paired:
-            keep_old = keep_new = keep_old & keep_new
-        return Sample(
-            self.old[keep_old],
-            self.new[keep_new],
-            self.tasks_old[keep_old],
-            self.tasks_new[keep_new],
-            self.paired,
-        )
+        """Without clusters that lack a value on either side."""
+        keep = ~(np.isnan(self.old) | np.isnan(self.new))
+        return Sample(self.old[keep], self.new[keep], self.tasks[keep])
 
     @property
     def size(self) -> int:
-        """Clusters in the smaller part."""
-        return min(len(self.old), len(self.new))
+        """Clusters."""
+        return len(self.old)
 
 
 @dataclass(frozen=True)
@@ -82,15 +69,15 @@ def tolerance_test(sample: Sample, tolerance: float) -> Tested:
 
 
 def permutation_test(sample: Sample, seed: int, permutations: int = PERMUTATIONS) -> Tested:
-    """Does the average differ at all? Exact for any distribution: signs of pairs are flipped, or clusters exchanged.
+    """Does the average differ at all? Exact for any distribution: signs of differences are flipped.
 
-    Exchanges stay within a task. Two-sided; the smallest p-value is 1 / (permutations + 1).
+    Two-sided; the smallest p-value is 1 / (permutations + 1).
     """
     difference, error, df = _difference(sample)
     if not sample.size or (error == 0 and abs(difference) <= _TIE):
         return Tested(difference, error, max(df, 1.0), 1.0)
     rng = np.random.default_rng(seed)
-    drawn = _flipped(sample, rng, permutations) if sample.paired else _exchanged(sample, rng, permutations)
+    drawn = _flipped(sample, rng, permutations)
     beyond = int((np.abs(drawn) >= abs(difference) - _TIE).sum())
     return Tested(difference, error, max(df, 1.0), (1 + beyond) / (permutations + 1))
 
@@ -99,46 +86,23 @@ def _difference(sample: Sample) -> tuple[float, float, float]:
     """Average difference over tasks, its standard error, degrees of freedom."""
     if not sample.size:
         return 0.0, 0.0, 0.0
-    parts = (
-        [(sample.new - sample.old, sample.tasks_new, 1.0)]
-        if sample.paired
-        else [
-            (sample.new, sample.tasks_new, 1.0),
-            (sample.old, sample.tasks_old, -1.0),
-        ]
-    )
-    tasks = sorted(set.intersection(*(set(codes.tolist()) for _, codes, _ in parts)))
-    if not tasks:
-        return 0.0, 0.0, 0.0
+    tasks = np.unique(sample.tasks)
     total = squares = share = 0.0
-    df = 0
-    for values, codes, sign in parts:
-        for task in tasks:
-            here = values[codes == task]
-            total += sign * here.mean() / len(tasks)
-            squares += float(((here - here.mean()) ** 2).sum())
-            share += 1 / len(here) / len(tasks) ** 2
-            df += len(here) - 1
+    for task in tasks:
+        here = (sample.new - sample.old)[sample.tasks == task]
+        total += here.mean() / len(tasks)
+        squares += float(((here - here.mean()) ** 2).sum())
+        share += 1 / len(here) / len(tasks) ** 2
+    df = sample.size - len(tasks)
     variance = squares / df if df else 0.0
     return float(total), math.sqrt(variance * share), float(df)
 
 
 def _flipped(sample: Sample, rng: np.random.Generator, permutations: int) -> Array:
     values = sample.new - sample.old
-    weights = _weights(sample.tasks_new)
+    weights = _weights(sample.tasks)
     signs = rng.integers(0, 2, (permutations, len(values))) * 2 - 1
     return signs @ (values * weights)
-
-
-def _exchanged(sample: Sample, rng: np.random.Generator, permutations: int) -> Array:
-    tasks = sorted(set(sample.tasks_old.tolist()) & set(sample.tasks_new.tolist()))
-    drawn = np.zeros(permutations)
-    for task in tasks:
-        new, old = sample.new[sample.tasks_new == task], sample.old[sample.tasks_old == task]
-        both = np.concatenate([new, old])
-        shuffled = rng.permuted(np.broadcast_to(both, (permutations, len(both))), axis=1)
-        drawn += (shuffled[:, : len(new)].mean(1) - shuffled[:, len(new) :].mean(1)) / len(tasks)
-    return drawn
 
 
 def _weights(tasks: NDArray[np.int64]) -> Array:

@@ -20,10 +20,10 @@ def verdict_line(outcome: Comparison, label: str) -> str:
         witnesses = list(dict.fromkeys(finding.witness for finding in outcome.findings))
         return f"MOVED: {label} differs from its baseline in {', '.join(witnesses)}."
     if not outcome.judged:
-        return f"NOT JUDGED: {label}; {outcome.checks} checks agree, but there are too few examples for the rest."
+        return f"NOT JUDGED: {label}; {outcome.checks} checks agree, but too few of its examples for the rest."
     if not outcome.shifts:
         return f"SAME: {label}; {outcome.checks} checks agree (code and storage only, no sweep)."
-    size = outcome.clusters[1]
+    size = outcome.examples
     how = "every record is alike" if outcome.alike else "no difference beyond chance"
     return f"SAME: {label}; {outcome.checks} checks agree, {how} on {size} examples."
 
@@ -57,8 +57,7 @@ def as_data(outcome: Comparison, old: Snapshot, new: Snapshot | None, baseline: 
             "model": old.identity["model"],
             "protocol": old.identity["protocol"],
             "checks": outcome.checks,
-            "paired": outcome.paired,
-            "examples": {"baseline": outcome.clusters[0], "run": outcome.clusters[1]},
+            "examples": outcome.examples,
             "alike": outcome.alike,
             "findings": [vars(finding) for finding in outcome.findings],
             "shifts": [vars(shift) for shift in outcome.shifts],
@@ -77,9 +76,8 @@ def as_data(outcome: Comparison, old: Snapshot, new: Snapshot | None, baseline: 
 
 
 def _settings_table(outcome: Comparison, old: Snapshot, new: Snapshot) -> Table:
-    how = "the same examples" if outcome.paired else "two samples"
     table = Table(
-        title=f"baseline -> now, {outcome.clusters[0]} and {outcome.clusters[1]} examples, {how}",
+        title=f"baseline -> now, {outcome.examples} examples of both",
         title_justify="left",
         box=None,
         padding=(0, 2, 0, 0),

@@ -91,7 +91,7 @@ def test_a_finished_run_can_be_judged_and_told_as_json(place, tmp_path, capsys):
     assert main(_against(place, f"out={tmp_path}", "--json")) == 0
     content = json.loads(capsys.readouterr().out)
     assert content == json.loads((tmp_path / "regress.json").read_text())
-    assert content["alike"] and content["paired"] and content["examples"] == {"baseline": 12, "run": 12}
+    assert content["alike"] and content["examples"] == 12
     # KL of three settings and all, scores of four and full, and the cliff.
     witnesses = [(shift["witness"], shift["setting"]) for shift in content["shifts"]]
     assert len(witnesses) == 5 + 5 + 1 and ("cliff", "all settings") in witnesses
