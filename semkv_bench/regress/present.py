@@ -20,7 +20,9 @@ def verdict_line(outcome: Comparison, label: str) -> str:
         witnesses = list(dict.fromkeys(finding.witness for finding in outcome.findings))
         return f"MOVED: {label} differs from its baseline in {', '.join(witnesses)}."
     if not outcome.judged:
-        return f"NOT JUDGED: {label}; {outcome.checks} checks agree, but too few of its examples for the rest."
+        return (
+            f"NOT JUDGED: {label}; {outcome.checks} checks agree, but too few of its examples for the rest."
+        )
     if not outcome.shifts:
         return f"SAME: {label}; {outcome.checks} checks agree (code and storage only, no sweep)."
     size = outcome.examples
