@@ -302,7 +302,7 @@ def test_the_composed_configuration_can_be_seen_and_nothing_is_run(command, caps
         given = {"storage": [], "measure": [], "compare": ["out=here"]}.get(command, ["out=here"])
         assert main([command, *option, *given]) == 0
         told = yaml.safe_load(_lines(capsys)[0])
-        assert told.get("out", "here") == "here" and {"stats", "grid", "setting"} & set(told)
+        assert told.get("out", "here") == "here" and {"stats", "grid", "setting", "sequences"} & set(told)
     assert not list(tmp_path.iterdir())
 
 
