@@ -25,7 +25,7 @@ _TAKEN = ("sdpa", "eager")
 
 def hides_places(loaded: LoadedModel) -> bool:
     """Does the model's attention take a mask of ours, so that rows may differ in length and tokens be deleted?"""
-    return model_attention(loaded.model.get_decoder().config) in _TAKEN
+    return model_attention(loaded.decoder.config) in _TAKEN
 
 
 @contextmanager
@@ -34,7 +34,7 @@ def row_attention(loaded: LoadedModel, rows: RowCache) -> Iterator[None]:
 
     Attention other than ``sdpa`` and ``eager`` stays as it is.
     """
-    decoder = loaded.model.get_decoder()
+    decoder = loaded.decoder
     attention = model_attention(decoder.config)
     if attention not in _TAKEN:
         yield

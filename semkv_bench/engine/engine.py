@@ -15,7 +15,8 @@ from semkv_bench.engine.prefill import Prefilled, prefill
 from semkv_bench.engine.rows import RowCache
 from semkv_bench.engine.through import read_through
 from semkv_bench.engine.uneven import takes_uneven_rows
-from semkv_bench.errors import SemkvError
+from semkv_bench.errors import SemkvError, UsageError
+from semkv_bench.models.architecture import begins_anew
 from semkv_bench.models.device import memory_total
 from semkv_bench.models.load import LoadedModel
 from semkv_bench.protocols.rule import PREFILL, Blocks
@@ -132,19 +133,25 @@ class Engine:
     ) -> Prefilled:
         """See ``semkv_bench.engine.prefill``; where memory gives out, in chunks of half as many tokens."""
         chunk = self.options.prefill_chunk or len(input_ids)
+        if chunk < len(input_ids):
+            self._check_parts()
         while True:
             try:
                 return prefill(self.loaded, input_ids, metrics, seed, chunk, self.prompt, unseen, context)
             except (torch.OutOfMemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
                     raise
-                if chunk <= _SMALLEST_CHUNK:
+                if chunk <= _SMALLEST_CHUNK or not self.loaded.later_calls.parts:
                     raise SemkvError(
                         f"out of memory while the model reads {len(input_ids)} tokens: shorten the prompts "
                         "(max_prompt_tokens=...)"
                     ) from error
             chunk = max(_SMALLEST_CHUNK, min(chunk, len(input_ids)) // 2)
             self._forget_rows()
+
+    def _check_parts(self) -> None:
+        if not self.loaded.later_calls.parts:
+            raise UsageError(begins_anew(self.loaded.label))
 
     def _decode(
         self,

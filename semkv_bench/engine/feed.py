@@ -75,8 +75,11 @@ def feed_singly(
 def _places(loaded: LoadedModel, rows: RowCache, new: int) -> dict[str, Any]:
     """Positions and mask of ``new`` tokens a row, where they are not what transformers would think."""
     starts = rows.lengths
-    if min(starts) == max(starts):
+    even = min(starts) == max(starts)
+    if even and not loaded.later_calls.positions:
         return {}
     places = torch.tensor(starts, device=loaded.device)[:, None] + torch.arange(new, device=loaded.device)
+    if even:
+        return {"position_ids": places}
     mask = row_mask(loaded.model.config, places, max(starts) + new)
     return {"position_ids": places, "attention_mask": mask}

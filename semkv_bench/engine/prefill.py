@@ -61,7 +61,11 @@ def prefill(
         for labels, tokens in ((metrics, len(ids)), (unseen, min(context or len(ids), len(ids)))):
             observer = observe(loaded, labels, tokens=tokens, seed=seed) if labels else None
             observers.append(observer and stack.enter_context(observer))
-        for part in batch.split(chunk or len(ids), dim=1):
-            output = loaded.decoder(input_ids=part, use_cache=True, **{loaded.cache_keyword: cache})
+        for begin in range(0, len(ids), chunk or len(ids)):
+            part = batch[:, begin : begin + (chunk or len(ids))]
+            given = {"input_ids": part, "use_cache": True, loaded.cache_keyword: cache}
+            if begin and loaded.later_calls.positions:
+                given["position_ids"] = torch.arange(begin, begin + part.shape[1], device=part.device)[None]
+            output = loaded.decoder(**given)
     scores = ({} if observer is None else observer.scores() for observer in observers)
     return Prefilled(cache, tuple(ids), output.last_hidden_state[0, -1], *scores)

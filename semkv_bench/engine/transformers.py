@@ -13,6 +13,7 @@ from semkv_bench.engine.outcome import Outcome, Request, request_of
 from semkv_bench.errors import UsageError
 from semkv_bench.kernels import backend
 from semkv_bench.kernels.numerics import Saturation
+from semkv_bench.models.architecture import begins_anew, reads_in_parts, supported_attention
 from semkv_bench.models.device import describe, effective, requested
 from semkv_bench.models.load import LoadedModel
 from semkv_bench.protocols import Protocol
@@ -44,12 +45,15 @@ class TransformersBackend(EngineOptions, Backend):
                 side for setting in settings for side in (setting.keys, setting.values) if side is not None
             ]
             probe_own((side.quantizer for side in sides), head_dim)
+        if self.prefill_chunk is not None and not reads_in_parts(source.config()):
+            raise UsageError(begins_anew(source.name))
         if not shape.quantized_layers:
             raise UsageError(f"{source.name} has no full-attention layer to quantize")
         pruned = any(setting.prune for setting in settings)
-        if pruned and source.attention not in ("sdpa", "eager"):
+        used = supported_attention(source.config(), source.attention)
+        if pruned and used not in ("sdpa", "eager"):
             raise UsageError(
-                f"pruning hides tokens by a mask, which model.attention={source.attention} does not take; use sdpa"
+                f"pruning hides tokens by a mask, which model.attention={used} does not take; use sdpa or eager"
             )
         if any(setting.prune and setting.prune.per_head for setting in settings):
             heads = {layer.keys.heads for layer in shape.cache if layer is not None and layer.coded}
@@ -60,7 +64,8 @@ class TransformersBackend(EngineOptions, Backend):
                 )
         if len(shape.quantized_layers) < shape.layers and pruned:
             raise UsageError(
-                f"{source.name} has sliding-window layers; pruning needs full attention in all of them"
+                f"pruning needs full attention in all layers, which {source.name} has in "
+                f"{len(shape.quantized_layers)} of {shape.layers}"
             )
 
     def open(self, source: Any) -> "TransformersSession":

@@ -1,5 +1,7 @@
 """Can rows of different lengths be fed to a model together? Tried out once, since no configuration tells it."""
 
+from inspect import signature
+
 import torch
 
 from semkv_bench.engine.attention import hides_places, row_attention
@@ -16,10 +18,10 @@ _IDS = (3, 7, 5, 4)
 def takes_uneven_rows(loaded: LoadedModel) -> bool:
     """Does the model see in a batch of rows of two lengths, by mask and positions, what it sees in each alone?
 
-    False for recurrent states, for positions that are added as biases to attention, and for kinds of attention that
-    take no mask.
+    False for recurrent states, for positions that are added as biases to attention or cannot be given, and for kinds of
+    attention that take no mask.
     """
-    if not hides_places(loaded):
+    if not hides_places(loaded) or "position_ids" not in signature(loaded.decoder.forward).parameters:
         return False
     cache = RowCache(loaded.model.config)
     if cache.recurrent:

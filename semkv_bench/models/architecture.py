@@ -10,7 +10,19 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from semkv_bench.errors import UsageError
 from semkv_bench.models.layers import cache_layers
 
-__all__ = ["causal_class", "check_architecture", "check_attention", "decoder_of", "supported_attention"]
+__all__ = [
+    "begins_anew",
+    "causal_class",
+    "check_architecture",
+    "check_attention",
+    "decoder_of",
+    "reads_in_parts",
+    "supported_attention",
+]
+
+# Kinds known to begin with empty recurrent states in a later call of more than one token; of a loaded model
+# ``later_calls`` finds it out.
+_BEGIN_ANEW = ("jamba", "zamba")
 
 
 def causal_class(config: Any) -> type[PreTrainedModel] | None:
@@ -84,6 +96,19 @@ def _seen_to_look_ahead(config: Any, cls: type) -> bool:
     other = torch.cat([ids[:, :-1], torch.tensor([[9]])], dim=1)
     first, second = (model(input_ids=each).logits[:, :-1] for each in (ids, other))
     return not torch.allclose(first, second, atol=1e-4)
+
+
+def reads_in_parts(config: Any) -> bool:
+    """May a prompt be fed in several calls, as far as is known before weights are loaded?"""
+    return config.get_text_config(decoder=True).model_type not in _BEGIN_ANEW
+
+
+def begins_anew(name: str) -> str:
+    """What to say of a model whose prompt cannot be fed in parts."""
+    return (
+        f"{name} begins with empty recurrent states in every call of several tokens, so its prompts cannot be read in "
+        "parts; leave engine.prefill_chunk out"
+    )
 
 
 def supported_attention(config: Any, asked: str | None) -> str:

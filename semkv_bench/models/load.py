@@ -26,6 +26,8 @@ from semkv_bench.models.stops import end_tokens
 if TYPE_CHECKING:
     import torch
 
+    from semkv_bench.models.later_calls import LaterCalls
+
 __all__ = ["LoadedModel", "PretrainedModel", "first_line", "quiet_transformers"]
 
 log = logging.getLogger(__name__)
@@ -83,6 +85,13 @@ class LoadedModel:
     def cache_keyword(self) -> str:
         """Name of the forward argument that takes the cache; it changed between transformers releases."""
         return "cache" if "cache" in signature(type(self.model).forward).parameters else "past_key_values"
+
+    @cached_property
+    def later_calls(self) -> "LaterCalls":
+        """What the model needs where it is called again with its cache."""
+        from semkv_bench.models.later_calls import later_calls
+
+        return later_calls(self.decoder, self.cache_keyword, self.model.config, self.device)
 
     @property
     def device(self) -> "torch.device":
@@ -194,11 +203,25 @@ class PretrainedModel:
             return AutoModelForCausalLM.from_config(config)
 
     def tokenizer(self) -> Any:
-        """The tokenizer alone, no weights."""
+        """The tokenizer alone, no weights.
+
+        Raises:
+            UsageError: it is that of a GGUF file, and transformers tokenizes otherwise than the file says.
+        """
         with self._explained():
             from transformers import AutoTokenizer
 
-            return AutoTokenizer.from_pretrained(**self._location(), **self._trust())
+            from semkv_bench.models.gguf_tokenizer import misread
+
+            found = AutoTokenizer.from_pretrained(**self._location(), **self._trust())
+            file = Path(self.path).expanduser()
+            wrong = misread(found, file) if file.is_file() else None
+        if wrong is not None:
+            raise UsageError(
+                f"{self.name}: transformers tokenizes otherwise than this GGUF file says ({wrong}); use "
+                "engine=llamacpp, which tokenizes by itself, or a folder with the model's own tokenizer"
+            )
+        return found
 
     def gguf_file(self) -> Path:
         """The model's GGUF file, of a split one its first part, for engines that read such files.

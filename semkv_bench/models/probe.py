@@ -1,5 +1,6 @@
 """Heads and dimensions of a model's cache, seen by one forward call without weights."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -9,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, DynamicCache
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DummyLayer
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.utils import logging as transformers_logging
@@ -80,8 +81,13 @@ def _called(config: PreTrainedConfig, device: str) -> tuple[tuple[Probed, ...], 
 
 def _skeleton(config: PreTrainedConfig) -> nn.Module:
     """The model on the default device, with eager attention: it looks into no mask."""
+    how = {"dtype": torch.bfloat16, "attn_implementation": "eager"}
     try:
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="eager")
+        decoder = _decoder_class(config)
+        if decoder is None:
+            model = AutoModelForCausalLM.from_config(config, **how)
+        else:
+            model = decoder._from_config(config, **how)
     except Exception as error:
         told = (str(error).strip() or type(error).__name__).partition("\n")[0]
         raise UsageError(
@@ -95,6 +101,15 @@ def _decoder_config(config: PreTrainedConfig) -> PreTrainedConfig:
     text = config.get_text_config(decoder=True)
     # A copy: building a model writes its attention into the configuration, which a loaded model shares.
     return deepcopy(text if type(text) in MODEL_FOR_CAUSAL_LM_MAPPING else config)
+
+
+def _decoder_class(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
+    """Of a configuration within another one, which no automatic class knows: the class that stands beside it."""
+    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return None
+    beside = sys.modules.get(type(config).__module__.replace(".configuration_", ".modeling_"))
+    named = (value for name, value in vars(beside).items() if name.endswith("ForCausalLM")) if beside else ()
+    return next((cls for cls in named if getattr(cls, "config_class", None) is type(config)), None)
 
 
 def _cache_keyword(model: nn.Module) -> str:
@@ -151,6 +166,11 @@ def _probed(layer: Any) -> Probed:
     keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
     if keys is None or values is None or not keys.numel():
         return Probed(state_values=held)
+    if keys.shape[2] > _TOKENS:
+        raise UsageError(
+            f"a layer's cache holds {keys.shape[2]} tokens after {_TOKENS}: the model puts tokens of its own before "
+            "the prompt; such a cache cannot be swept"
+        )
     sides = (SideShape(side.shape[1], side.shape[3]) for side in (keys, values))
     return Probed(*sides, state_values=held)
 

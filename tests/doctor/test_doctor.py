@@ -9,6 +9,7 @@ from semkv_bench.cli import main
 from semkv_bench.doctor import checks, kernel_check, report
 from semkv_bench.doctor.finding import MISSING, NOTE, OK
 from semkv_bench.kernels import affine_reference
+from semkv_bench.models import quantized
 
 
 @pytest.fixture
@@ -35,6 +36,32 @@ def test_this_machine_is_fit_for_the_tests(capsys, monkeypatch, tmp_path):
     assert found["self-test"]["state"] == OK and "equal to the reference" in found["self-test"]["found"]
     assert all(check["mend"] for check in report["checks"] if check["state"] != OK)
     assert not list(tmp_path.iterdir())
+
+
+def test_quantized_weights_are_named_with_what_reads_them(monkeypatch, capsys):
+    present: set[str] = set()
+    monkeypatch.setattr(checks, "CHECKS", (checks._weight_formats,))
+    monkeypatch.setattr(quantized, "_present", lambda module: module in present)
+    wanted = {
+        "gptq": "pip install gptqmodel optimum",
+        "awq": "pip install gptqmodel",
+        "bitsandbytes": "pip install bitsandbytes accelerate",
+        "compressed-tensors": "pip install compressed-tensors",
+    }
+
+    def said() -> dict[str, tuple[str, str | None]]:
+        # What nobody needs who has no such checkpoint makes no machine unfit.
+        assert main(["doctor", "--json"]) == 0
+        found = [c for c in json.loads(capsys.readouterr().out)["checks"] if c["name"] == "weights"]
+        return {c["found"].split()[2]: (c["state"], c["mend"]) for c in found}
+
+    assert said() == {method: (NOTE, mend) for method, mend in wanted.items()}
+    present |= {"optimum", "accelerate", "compressed_tensors"}
+    after = said()
+    assert after["gptq"] == (NOTE, "pip install gptqmodel") and after["bitsandbytes"][1].endswith(
+        " bitsandbytes"
+    )
+    assert after["compressed-tensors"] == (OK, None)
 
 
 def test_what_cannot_be_written_is_missing(few, capsys):

@@ -57,6 +57,21 @@ _MAMBA = {
 }
 
 CHANGES: Mapping[str, Mapping[str, Any]] = {
+    "bailing_hybrid": {"layer_types": ["linear_attention", "full_attention"] * 2},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1},
+    "gemma3n_text": {
+        "num_kv_shared_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "laurel_rank": 4,
+        "activation_sparsity_pattern": [0.0] * 4,
+        "intermediate_size": [96] * 4,
+    },
+    "inkling_text": {"layer_types": ["hybrid_sliding", "hybrid"] * 2},
+    "inkling2_text": {"layer_types": ["hybrid_sliding", "hybrid"] * 2},
+    "inkling2_loop_text": {"layer_types": ["hybrid_sliding", "hybrid"] * 2},
+    "kimi_linear": {"layer_types": ["linear_attention", "full_attention"] * 2},
+    "mamba2": {"num_heads": 8, "head_dim": 16},
+    "kolibri1": {"layer_types": ["sliding_attention", "full_attention"] * 2},
     "bamba": {**_MAMBA, "attn_layer_indices": [1, 3]},
     "codegen": {"rotary_dim": 8},
     "doge": {"sliding_window": None},
@@ -75,6 +90,7 @@ CHANGES: Mapping[str, Mapping[str, Any]] = {
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "ministral": _FULL_AND_SLIDING,
+    "ministral3": {"sliding_window": None},
     "mistral": {"sliding_window": None},
     "mixtral": {"sliding_window": None},
     "nemotron_h": {
@@ -85,19 +101,45 @@ CHANGES: Mapping[str, Mapping[str, Any]] = {
         "chunk_size": 16,
     },
     "phi3": {"sliding_window": 4096},
+    "phi4_multimodal": {"sliding_window": None},
     "qwen2": {"use_sliding_window": False},
+    "zamba": {
+        "num_attention_heads": 4,
+        "attention_head_dim": 32,
+        "attention_hidden_size": 128,
+        "layers_block_type": ["linear_attention", "hybrid"] * 2,
+        "mamba_d_state": 8,
+        "mamba_dt_rank": 4,
+        "n_mamba_heads": 2,
+    },
+    "zamba2": {
+        "layers_block_type": ["linear_attention", "hybrid"] * 2,
+        "mamba_d_state": 8,
+        "mamba_ngroups": 1,
+        "mamba_headdim": 16,
+        "n_mamba_heads": 8,
+        "attention_head_dim": 32,
+        "num_key_value_heads": 4,
+        "chunk_size": 16,
+    },
+    "zaya": {"num_experts_per_tok": 1},
     "starcoder2": {"sliding_window": None},
 }
 
 
 def tiny_config(model_type: str, **changes: Any) -> Any:
-    """A configuration of ``model_type`` small enough to run in a moment."""
-    kind = CONFIG_MAPPING[model_type]
+    """A configuration of ``model_type`` small enough to run in a moment, and so are those within it."""
+    return _tiny(CONFIG_MAPPING[model_type], changes)
+
+
+def _tiny(kind: Any, changes: Mapping[str, Any]) -> Any:
     default = kind()
     sizes = {name: value for name, value in _SIZES.items() if _settable(default, name)}
     if _settable(default, "kv_lora_rank") and _settable(default, "qk_rope_head_dim"):
         sizes |= {name: value for name, value in _LATENT.items() if _settable(default, name)}
-    return kind(**{**sizes, **CHANGES.get(model_type, {}), **changes})
+    within = {name: getattr(default, name, None) for name in kind.sub_configs}
+    sizes |= {name: _tiny(type(part), {}) for name, part in within.items() if part is not None}
+    return kind(**{**sizes, **CHANGES.get(kind.model_type, {}), **changes})
 
 
 def _settable(config: Any, name: str) -> bool:

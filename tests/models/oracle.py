@@ -20,21 +20,37 @@ def coded(x: Tensor, levels: int) -> Tensor:
     return (steps * scale + zero).to(dtype)
 
 
-class Oracle:
-    """One sequence on one cache. levels: None for full precision; block: of the tail, None leaves it as it is."""
+def counts_itself(model: Any) -> bool:
+    """Do the model's positions begin behind that of padding, as those of RoBERTa?"""
+    return any(hasattr(module, "create_position_ids_from_input_ids") for module in model.modules())
 
-    def __init__(self, model: Any, levels: int | None, block: int | None = None):
+
+class Oracle:
+    """One sequence on one cache.
+
+    levels: None for full precision; block: of the tail, None leaves it as it is; positions: give them, counted from 0;
+    None leaves that to models that count them in another way.
+    """
+
+    def __init__(
+        self, model: Any, levels: int | None, block: int | None = None, positions: bool | None = None
+    ):
         self.model, self.levels, self.block = model, levels, block
         self.cache, self.length, self.done = DynamicCache(config=model.config), 0, 0
         named = signature(type(model).forward).parameters
         self.keyword = "cache" if "cache" in named else "past_key_values"
+        # Not every model counts on from its cache.
+        self.positions = "position_ids" in named and (
+            not counts_itself(model) if positions is None else positions
+        )
 
     def feed(self, ids: Sequence[int]) -> Tensor:
         """Logits [tokens, vocabulary] after ``ids``."""
+        given = {self.keyword: self.cache}
+        if self.positions:
+            given["position_ids"] = torch.arange(self.length, self.length + len(ids))[None]
         with torch.no_grad():
-            found = self.model(
-                input_ids=torch.tensor([list(ids)]), use_cache=True, **{self.keyword: self.cache}
-            )
+            found = self.model(input_ids=torch.tensor([list(ids)]), use_cache=True, **given)
         self.length += len(ids)
         return found.logits[0].float()
 
@@ -97,9 +113,10 @@ def converse(
     levels: int | None,
     block: int | None,
     stop: int | None = None,
+    positions: bool | None = None,
 ) -> list[tuple[list[int], Tensor]]:
     """Answers and forced log-probabilities of every turn. block: of the tail, which is coded whole between turns."""
-    oracle, found = Oracle(model, levels, block), []
+    oracle, found = Oracle(model, levels, block, positions), []
     oracle.prefill(turns[0])
     asked = list(turns[0][-1:])
     for number, reference in enumerate(forced):

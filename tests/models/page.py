@@ -27,8 +27,12 @@ over `DynamicCache`, token by token; and `SemKVCache` in `generate` with the sam
 What is coded is told by the cache that transformers makes for a layer, not by names: keys and values of every token are
 coded. A sliding window or chunk is kept in 16 bits as it is, and counted as what it holds; one that no context of the
 model outgrows counts as full attention. Recurrent and convolution states are kept per row as they are. A conversation
-over such states, or over positions that are added to attention as biases, is decoded one row at a time, since its rows
-become of different lengths.
+over such states, or over positions that are added to attention as biases or cannot be given, is decoded one row at a
+time, since its rows become of different lengths.
+
+What later calls need is tried out on the loaded model: positions are given to one that does not count on from its
+cache (Bamba), and a prompt is not read in parts (`engine.prefill_chunk`) by one that begins with empty recurrent states
+in every call of several tokens (Jamba, Zamba).
 
 ## Swept
 
@@ -49,6 +53,9 @@ _TAIL = """
 ## Forms of checkpoints
 
 - A hub name, a folder, or a GGUF file. A folder that holds a LoRA adapter is named as one: merge it first.
+- Of a GGUF file the tokenizer is held against the file's own tokens, scores and types: known texts must come back, be
+  cut as the scores say, and the file's tokens be reached. One that transformers reads otherwise is refused;
+  `engine=llamacpp` tokenizes by itself.
 - Quantized weights (GPTQ, AWQ, bitsandbytes, compressed-tensors): loaded by transformers where their packages are
   installed; `semkv-bench doctor` says which are, and loading one that is not names the command.
   Only the refusal is tested here, not the numbers of such weights.

@@ -48,6 +48,21 @@ def test_items_of_a_folder_and_of_an_archive(request, kind):
     assert source.items("hotpotqa") == [ITEM, replace(ITEM, item_id="2")]
 
 
+@pytest.mark.parametrize("place", ["data.zip", "data"])
+def test_a_folder_with_the_hubs_archive_or_what_was_unpacked_from_it(folder, archive, tmp_path, place):
+    held = tmp_path / "fetched"
+    held.mkdir()
+    if place == "data.zip":
+        archive.rename(held / "data.zip")
+    else:
+        (held / "data").mkdir()
+        (folder / "hotpotqa.jsonl").rename(held / "data" / "hotpotqa.jsonl")
+    assert open_source(held).items("hotpotqa") == [ITEM, replace(ITEM, item_id="2")]
+    # Files beside it are what was meant.
+    (held / "qasper.jsonl").write_bytes(_lines(ROW))
+    assert open_source(held).present(("qasper", "hotpotqa")) == ("qasper",)
+
+
 def test_hub_archive_from_the_hubs_cache(archive, monkeypatch, tmp_path):
     cached = tmp_path / "hub" / "datasets--THUDM--LongBench" / "snapshots" / HUB_REVISION / "data.zip"
     cached.parent.mkdir(parents=True)
