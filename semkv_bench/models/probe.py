@@ -18,7 +18,7 @@ from transformers.utils import logging as transformers_logging
 from semkv_bench.errors import UsageError
 from semkv_bench.grid.cost import SideShape
 
-__all__ = ["Probed", "probe_layers"]
+__all__ = ["Probed", "first_position", "probe_layers"]
 
 _TOKENS = 4
 _MOST_BYTES = 2**31
@@ -50,6 +50,17 @@ def probe_layers(config: PreTrainedConfig) -> tuple[Probed, ...]:
             f"({type(failed).__name__}: {told}); such a model cannot be swept"
         ) from failed
     return seen
+
+
+def first_position(config: PreTrainedConfig) -> int:
+    """Where the model's positions begin: behind that of padding in models like RoBERTa, else at 0."""
+    # Only models like BERT tell kinds of tokens apart; nobody else's need be built.
+    if not hasattr(config, "type_vocab_size") or config.pad_token_id is None:
+        return 0
+    with _quiet(), torch.device("meta"):
+        modules = _skeleton(_decoder_config(config)).modules()
+        behind = any(hasattr(module, "create_position_ids_from_input_ids") for module in modules)
+    return config.pad_token_id + 1 if behind else 0
 
 
 def _called(config: PreTrainedConfig, device: str) -> tuple[tuple[Probed, ...], Exception | None, int]:

@@ -140,7 +140,7 @@ class _Keyed:
 def _shape_of(keyed: _Keyed) -> ModelShape:
     # Transformers tells; nobody waits for it who has a shape already.
     from semkv_bench.models.layers import cache_layers, max_positions
-    from semkv_bench.models.probe import probe_layers
+    from semkv_bench.models.probe import first_position, probe_layers
 
     config = keyed.config
     layers: list[LayerShape | None] = []
@@ -156,4 +156,7 @@ def _shape_of(keyed: _Keyed) -> ModelShape:
         layers.append(LayerShape(probed.keys, probed.values, held, stored.stores_all) if sized else None)
     rank = getattr(config.get_text_config(decoder=True), "kv_lora_rank", None)
     latent = any(layer is not None and layer.keys == SideShape(1, rank) for layer in layers if rank)
-    return ModelShape(tuple(layers), max_positions(config), LATENT if latent else SIDES, states)
+    positions = max_positions(config)
+    if positions is not None:
+        positions -= first_position(config)
+    return ModelShape(tuple(layers), positions, LATENT if latent else SIDES, states)

@@ -32,15 +32,15 @@ def _plan(kind, positions, folder):
     )
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "opt", "llama"])
-def test_forced_tokens_count_against_the_positions(kind, tmp_path):
+@pytest.mark.parametrize(("kind", "unused"), [("gpt2", 0), ("opt", 0), ("llama", 0), ("camembert", 1)])
+def test_forced_tokens_count_against_the_positions(kind, unused, tmp_path):
     with pytest.raises(UsageError, match=f"needs {NEEDED} positions, the model has {NEEDED - 1}"):
-        _plan(kind, NEEDED - 1, tmp_path)
-    plan = _plan(kind, NEEDED, tmp_path)
+        _plan(kind, unused + NEEDED - 1, tmp_path)
+    plan = _plan(kind, unused + NEEDED, tmp_path)
     (example,) = plan.examples
     assert (len(example.input_ids), len(example.target_ids)) == (PROMPT, REFERENCE)
     assert most_tokens(example) == PROMPT + ANSWER and most_tokens(example, forced=REFERENCE) == NEEDED
-    model = tiny_model(kind, max_position_embeddings=NEEDED, vocab_size=400)
+    model = tiny_model(kind, max_position_embeddings=unused + NEEDED, vocab_size=400)
     settings = (FULL, uniform_settings(Affine(), Affine(), [3])[-1])
     outcomes = Engine(LoadedModel(model, None, kind, None)).run(request_of(example), settings)
     assert outcomes[1].kl > 0 and len(outcomes[1].tokens) <= ANSWER
