@@ -36,6 +36,7 @@ class TransformersBackend(EngineOptions, Backend):
     def check(self, source: Any, settings: Sequence[Setting], protocol: Protocol) -> None:
         """See ``Backend``: vectors that a quantizer cannot code, layers that cannot be coded or pruned."""
         shape = self.shape(source)
+        source.check_packages()
         for setting in settings:
             setting.check_in(shape.cache)
         for head_dim in sorted(

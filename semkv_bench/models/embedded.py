@@ -61,6 +61,9 @@ class EmbeddedModel:
         """What the model says of how it generates."""
         return self._converted().generation_config()
 
+    def check_packages(self) -> None:
+        """Its weights need no package."""
+
     def vocabulary(self) -> int | None:
         """Rows of the embedding."""
         return self._converted().vocabulary()

@@ -189,6 +189,11 @@ class PretrainedModel:
                 found = GenerationConfig.from_model_config(config)
         return generation_settings(found.to_diff_dict())
 
+    def check_packages(self) -> None:
+        """Raise MissingError where a package that reads the model's quantized weights is not here."""
+        described = getattr(self.config(), "quantization_config", None)
+        check_weight_format(self.name, described, self._given("quantization_config"))
+
     def vocabulary(self) -> int | None:
         """Rows of the embedding, as the configuration tells; None where it does not."""
         return getattr(self.config().get_text_config(decoder=True), "vocab_size", None)
@@ -249,9 +254,7 @@ class PretrainedModel:
 
         check_devices_present(self.device_map)
         config = self.config()
-        check_weight_format(
-            self.name, getattr(config, "quantization_config", None), self._given("quantization_config")
-        )
+        self.check_packages()
         if isinstance(self.device_map, Mapping):
             check_modules(self.device_map, self.skeleton())
         with self._explained():

@@ -7,9 +7,11 @@ import pytest
 from architectures import tiny_model
 from byte_tokenizers import CHATML_TEMPLATE, byte_tokenizer
 
+from semkv_bench.config.compose import compose_config
 from semkv_bench.errors import MissingError, UsageError
 from semkv_bench.models import quantized
 from semkv_bench.models.load import LoadedModel, PretrainedModel
+from semkv_bench.plan.plan import make_plan
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +52,28 @@ def test_more_arguments_reach_from_pretrained(folder):
         PretrainedModel(str(folder), kwargs={"no_such_argument": 1}).load()
     with pytest.raises(UsageError, match=r"give model.dtype instead"):
         PretrainedModel(str(folder), kwargs={"torch_dtype": "float16"})
+
+
+def test_more_arguments_are_given_on_the_command_line(folder):
+    options = ["model=custom", f"model.path={folder}", "task.length=260", "subset=[niah_noise]", "per_task=1"]
+    given = "model.kwargs={attention_dropout: 0.25, trust_remote_code: true}"
+    plan = make_plan(compose_config("sweep", [*options, given]))
+    assert plan.charter["model_config"]["kwargs"] == {"attention_dropout": 0.25, "trust_remote_code": True}
+    assert plan.source.load().model.config.attention_dropout == 0.25
+
+
+def test_a_plan_names_the_packages_that_quantized_weights_need(folder, tmp_path, monkeypatch):
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "awq", "bits": 4}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr(quantized, "_present", lambda module: False)
+    options = ["task.length=260", "subset=[niah_noise]", "per_task=1"]
+    with pytest.raises(
+        MissingError, match="weights quantized by awq, which gptqmodel would read: pip install"
+    ):
+        make_plan(compose_config("sweep", ["model=custom", f"model.path={tmp_path}", *options]))
 
 
 @pytest.mark.parametrize(("kind", "used"), [("gpt_oss", "eager"), ("gemma2", "eager"), ("llama", "sdpa")])
