@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from semkv_bench.errors import UsageError
 from semkv_bench.grid.cost import SIDES, LayerShape, SideShape
 
 if TYPE_CHECKING:
@@ -150,6 +151,11 @@ def _shape_of(keyed: _Keyed) -> ModelShape:
         return ModelShape((None,) * len(kinds), max_positions(config))
     for stored, probed in zip(kinds, probe_layers(config), strict=True):
         states += probed.state_values
+        if stored.attends and probed.keys is None:
+            raise UsageError(
+                f"{config.model_type}: a layer of kind {stored.kind} keeps no keys and values of a text alone "
+                "(attention to an image, say); such a cache cannot be swept"
+            )
         sized = probed.keys is not None and stored.attends
         # The token that attends is part of its window, and none of the past.
         held = None if stored.window is None else stored.window - 1
