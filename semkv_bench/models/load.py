@@ -1,5 +1,6 @@
 """Loading models: by hub name, from a local folder or GGUF file."""
 
+import copy
 import io
 import json
 import logging
@@ -160,7 +161,12 @@ class PretrainedModel:
         return ModelShape.of(config)
 
     def config(self) -> Any:
-        """The transformers configuration."""
+        """The transformers configuration, a copy of its own for every caller."""
+        return copy.deepcopy(self._config)
+
+    @cached_property
+    def _config(self) -> Any:
+        # Of a GGUF file with a large vocabulary, reading it takes half a minute.
         with self._explained():
             from transformers import AutoConfig
 
