@@ -110,6 +110,7 @@ def summary(runs: list[dict[str, Any]], settings: int, looped: int, clock: str) 
         "prompts": len(rest),
         "prompt_tokens": round(sum(run["prompt_tokens"] for run in rest) / len(rest)),
         "settings_of_plain_loop": looped,
+        "plain_s_is_estimate": looped < settings,
         "rows_compared": looped * len(rest),
         "equal_rows": sum(run["equal_rows"] for run in rest),
         "clock": clock,
