@@ -33,7 +33,8 @@ def feed(
         loaded.decoder(**given)
         logits = None
     else:
-        logits = loaded.model(logits_to_keep=keep, **given).logits
+        # Some models take the number in silence and give them all.
+        logits = loaded.model(logits_to_keep=keep, **given).logits[:, -keep:]
     if any(len(ids) < longest for ids in tokens):
         rows.rewind([start + len(ids) for start, ids in zip(starts, tokens, strict=True)])
     return logits

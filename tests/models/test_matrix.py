@@ -30,7 +30,7 @@ SWEPT = (
     "longcat_flash", "mimo_v2_flash", "minicpm3", "minimax_m2", "ministral", "mistral", "mixtral",
     "modernbert-decoder", "nanochat", "nemotron", "nemotron_h", "olmo2", "olmo3", "olmo_hybrid", "olmoe",
     "opt", "persimmon", "phi", "phi3", "qwen2", "qwen3", "qwen3_5_text", "qwen3_moe", "qwen3_next",
-    "seed_oss", "smollm3", "stablelm", "starcoder2", "xglm", "zamba", "zamba2",
+    "seed_oss", "smollm3", "stablelm", "starcoder2", "trocr", "xglm", "zamba", "zamba2",
 )
 # fmt: on
 CHANGED: dict[str, tuple[str, dict[str, int]]] = {}
