@@ -225,6 +225,11 @@ def test_own_choices_are_listed_and_run_side_by_side(own, local_folder, tmp_path
     ]
 
 
+@pytest.mark.parametrize(("guide", "most"), [("add-a-quantizer.md", 3), ("add-a-metric.md", 2)])
+def test_an_extension_is_few_files(guide, most):
+    assert len(shown_files(ROOT / "docs" / guide)) <= most
+
+
 def test_every_guide_shows_whole_files():
     for page in sorted((ROOT / "docs").glob("add-a-*.md")):
         files = shown_files(page)

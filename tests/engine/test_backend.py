@@ -1,16 +1,20 @@
 """The boundary: any engine that answers through it gets a sweep, records and statistics."""
 
 import json
-from dataclasses import dataclass
+import sys
 
 import pytest
 
 from semkv_bench.cli import main
 from semkv_bench.config.compose import build, compose_config
-from semkv_bench.engine.backend import Answers, Backend, Session
-from semkv_bench.engine.outcome import Outcome
 from semkv_bench.engine.transformers import TransformersBackend
 from semkv_bench.errors import UsageError
+
+PARROT = '''
+from dataclasses import dataclass
+
+from semkv_bench.engine.backend import Answers, Backend, Session
+from semkv_bench.engine.outcome import Outcome
 from semkv_bench.grid.levels import FULL_PRECISION, Storage
 from semkv_bench.settings.setting import FULL, Setting
 
@@ -72,13 +76,26 @@ class ParrotBackend(Backend):
     def open(self, source):
         SESSIONS.append(Parrot())
         return SESSIONS[-1]
+'''
 
 
-def test_an_engine_of_ones_own_gets_records(local_folder, tmp_path, monkeypatch):
-    own = tmp_path / "own" / "engine"
-    own.mkdir(parents=True)
-    (own / "parrot.yaml").write_text(f"_target_: {__name__}.ParrotBackend\ntypes: [q8, q4]\nport: 9\n")
-    monkeypatch.setenv("SEMKV_CONF", str(own.parent))
+@pytest.fixture
+def own_engine(tmp_path, monkeypatch):
+    """The two files that an engine is, in a folder of the user's own."""
+    folder = tmp_path / "own"
+    (folder / "engine").mkdir(parents=True)
+    (folder / "own_parrot.py").write_text(PARROT)
+    (folder / "engine/parrot.yaml").write_text(
+        "_target_: own_parrot.ParrotBackend\ntypes: [q8, q4]\nport: 9\n"
+    )
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("SEMKV_CONF", str(folder))
+    yield folder
+    sys.modules.pop("own_parrot", None)
+
+
+def test_an_engine_of_ones_own_is_two_files_and_gets_records(own_engine, local_folder, tmp_path):
+    assert len([path for path in own_engine.rglob("*") if path.is_file()]) == 2
     out = tmp_path / "run"
     task = ["task=synthetic", "task.length=300", "subset=[niah_noise]", "max_new_tokens=3", "per_task=4"]
     source = ["model=custom", f"model.path={local_folder}"]
@@ -92,7 +109,8 @@ def test_an_engine_of_ones_own_gets_records(local_folder, tmp_path, monkeypatch)
         assert {r[absent] for r in records} == {None}
     assert {r["model"] for r in records} == {"parrot"}
     assert sum("alone_score" in r for r in records) == 2
-    assert SESSIONS[-1].calls == [3, 1] and SESSIONS[-1].closed
+    (session,) = sys.modules["own_parrot"].SESSIONS
+    assert session.calls == [3, 1] and session.closed
     environment = json.loads((out / "environment.json").read_text())
     assert "parrot 1" in json.dumps(environment)
     charter = _charter(out)
@@ -104,6 +122,18 @@ def test_an_engine_of_ones_own_gets_records(local_folder, tmp_path, monkeypatch)
     }
     assert charter["quantizer"] is None
     assert main(["cliff-report", f"run={out}"]) == 0
+
+
+def test_nothing_is_estimated_for_an_engine_that_loads_the_model_itself(own_engine, local_folder, capsys):
+    task = ["task=synthetic", "task.length=300", "subset=[niah_noise]", "max_new_tokens=3", "per_task=4"]
+    command = ["plan", "engine=parrot", "model=custom", f"model.path={local_folder}", *task]
+    assert main(command) == 0
+    assert "engine=parrot loads the model itself; neither is estimated" in capsys.readouterr().out
+    assert main([*command, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["memory"] is None and told["time"] is None and told["examples"] == 4
+    assert main([*command, "--calibrate"]) == 2
+    assert "--calibrate times engine=transformers, not engine=parrot" in capsys.readouterr().err
 
 
 def _charter(out):
