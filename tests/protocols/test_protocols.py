@@ -11,7 +11,7 @@ from semkv_bench import SemKVCache
 from semkv_bench.engine.coding import RowCoding
 from semkv_bench.engine.engine import Engine, Request, Turn
 from semkv_bench.engine.options import EngineOptions
-from semkv_bench.importance import choices, metric, observe, shared
+from semkv_bench.importance import Needs, choices, metric, observe, shared
 from semkv_bench.protocols.rule import PREFILL, Blocks
 from semkv_bench.quantizers import Affine
 from semkv_bench.settings.allocation import top_tokens
@@ -196,7 +196,11 @@ def test_attention_received_counts_the_queries_of_the_open_stretch(tiny_llama):
 
 @pytest.mark.parametrize(
     "label",
-    [m for m in choices() if m not in ("key_norm", "value_norm", "recency") and not metric(m).per_head],
+    [
+        name
+        for name in choices()
+        if name not in ("key_norm", "value_norm", "recency") and metric(name).needs is not Needs.RECORDER
+    ],
 )
 def test_a_row_is_ranked_alike_alone_and_together(tiny, label):
     settings = TwoLevelMixes(16, 12, 0.5, label, ["shared", "layer"]).settings(Affine(), Affine())
