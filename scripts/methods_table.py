@@ -38,10 +38,13 @@ NOTES = {
     "turboquant": ("nothing", "Max's table of optimal codes; distortion within 1 %"),
     "turboquant_prod": ("nothing", "unbiased inner products"),
     "turboquant_channel_split": ("nothing", "hand-derived values"),
-    "kivi": ("its kernels: coding is simulated or packed here", "`optimum-quanto`, groups of the same kind"),
+    "kivi": (
+        "its kernels: coding is simulated or packed here",
+        "`optimum-quanto`, with `code.arithmetic=float16`",
+    ),
     "hf_quanto": (
         "coding old tokens again (drift), axis -1 and HQQ",
-        "`optimum-quanto`, groups of the same kind",
+        "`optimum-quanto`, with `code.arithmetic=float16`",
     ),
     "hadamard": ("nothing", NONE),
     "quarot": ("rotation folded into the weights, which changes no value", NONE),

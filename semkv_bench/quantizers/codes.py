@@ -73,7 +73,7 @@ class Code(Part, ABC):
         return code_bits(levels), packing_plan(levels).packed_bits
 
 
-_INT16, _E4M3_MAX = 32767, 448.0
+_INT16, _E4M3_MAX, _FLOAT16_MAX = 32767, 448.0, 65504.0
 _ZEROS, _MOMENTS, _HALVES = ("float", "int", "mean"), ("before", "after"), ("even", "up")
 
 
@@ -86,7 +86,7 @@ class Uniform(Code):
     holds 0. eps: least scale; None: a constant group is exact. round_scale: metadata are rounded to float16 ``before``
     coding (KIVI, optimum-quanto) or ``after`` it (KVarN). half: where a code between two goes, to the ``even`` one or
     ``up``. metadata: what scale and zero are stored as, ``float16`` or ``e4m3`` (SKVQ), whose least value is
-    2 ** -9.
+    2 ** -9. arithmetic: all in ``float32``, or every operation rounded to ``float16``, as in KIVI's and quanto's code.
     """
 
     zero: str = "float"
@@ -96,6 +96,7 @@ class Uniform(Code):
     round_scale: str = "before"
     half: str = "even"
     metadata: str = "float16"
+    arithmetic: str = "float32"
 
     def __post_init__(self) -> None:
         known_values = {
@@ -103,11 +104,14 @@ class Uniform(Code):
             "round_scale": _MOMENTS,
             "half": _HALVES,
             "metadata": ("float16", "e4m3"),
+            "arithmetic": ("float32", "float16"),
         }
         for name, known in known_values.items():
             choice(f"code.{name}", getattr(self, name), known)
         if not 0 < self.clip <= 1:
             raise UsageError(f"code.clip={self.clip} must be above 0 and at most 1")
+        if self.arithmetic == "float16" and (self.zero, self.metadata, self.clip) != ("float", "float16", 1):
+            raise UsageError("code.arithmetic=float16 is for zero=float, metadata=float16 and clip=1")
 
     @property
     def metadata_bits(self) -> float:
@@ -122,6 +126,8 @@ class Uniform(Code):
 
     def encode(self, grouped: Tensor, levels: int) -> tuple[Tensor, tuple[Tensor, ...]]:
         """See ``Code``: with each group its scale and its zero, mean or whole zero point."""
+        if self.arithmetic == "float16":
+            return _in_half(grouped, levels)
         low, high = grouped.amin(-1, keepdim=True), grouped.amax(-1, keepdim=True)
         if self.zero == "mean":
             codes, scale, offset = self._around_mean(grouped, high - low, levels)
@@ -135,6 +141,9 @@ class Uniform(Code):
 
     def decode(self, codes: Tensor, stored: tuple[Tensor, ...], levels: int | Tensor) -> Tensor:
         """See ``Code``."""
+        if self.arithmetic == "float16":
+            scale, low = stored
+            return (codes.half() * scale + low).float().clamp(-_FLOAT16_MAX, _FLOAT16_MAX)
         scale, offset = (part.float() for part in stored)
         if self.zero == "int":
             return scale * (codes - offset)
@@ -167,6 +176,15 @@ class Uniform(Code):
         divisor = step.float().masked_fill(step == 0, math.inf)
         codes = ((x - middle.float()) / divisor).round().clamp(lowest, lowest + levels - 1)
         return codes - lowest, step, middle
+
+
+def _in_half(x: Tensor, levels: int) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Codes, step and minimum as models in float16 compute them, every operation rounded."""
+    x = to_float16(x)
+    low, high = x.amin(-1, keepdim=True), x.amax(-1, keepdim=True)
+    scale = ((high - low) / (levels - 1)).clamp(max=_FLOAT16_MAX)
+    codes = ((x - low) / scale.masked_fill(scale == 0, math.inf)).clamp(0, levels - 1).round()
+    return codes.float(), (scale, low)
 
 
 @dataclass(frozen=True)
