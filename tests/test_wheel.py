@@ -44,6 +44,7 @@ def test_every_configuration_is_in_the_wheel(unpacked):
     assert {p.relative_to(shipped) for p in shipped.rglob("*.yaml")} == ours
 
 
+@pytest.mark.slow
 def test_sweep_and_report_of_an_unpacked_wheel(unpacked, local_folder, tmp_path):
     where = "import semkv_bench; print(semkv_bench.__file__)"
     assert Path(ran(unpacked, tmp_path, "-c", where).strip()).is_relative_to(unpacked)

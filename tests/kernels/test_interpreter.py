@@ -14,7 +14,15 @@ HERE = Path(__file__).parent
 @pytest.mark.skipif(
     torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1", reason="they run directly"
 )
-@pytest.mark.parametrize("path", sorted(HERE.glob("test_triton_*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(
+            path, marks=[pytest.mark.slow] if path.stem == "test_triton_packed" else [], id=path.stem
+        )
+        for path in sorted(HERE.glob("test_triton_*.py"))
+    ],
+)
 def test_in_the_interpreter(path):
     command = [sys.executable, "-m", "pytest", "--confcutdir", HERE, "-p", "no:cacheprovider", path]
     done = subprocess.run(

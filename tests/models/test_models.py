@@ -19,6 +19,7 @@ def empty_cache(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
+@pytest.mark.slow
 def test_conversion_keeps_weights_and_greedy_text(smollm2):
     gguf = models._embedded_gguf()
     original = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)

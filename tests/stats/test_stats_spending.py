@@ -58,7 +58,7 @@ def test_the_bounds_spend_alpha():
         assert crossed[:, k].mean() == pytest.approx(spent(0.05, time), abs=0.0012)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     times=st.lists(st.floats(0.05, 0.95), min_size=1, max_size=3, unique=True).map(sorted),
     alpha=st.sampled_from([0.05, 0.05 / 7, 0.01, 0.2]),
