@@ -98,3 +98,9 @@ def local_folder(tmp_path_factory):
     LlamaForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture
+def without_figures(monkeypatch):
+    """Reports that draw nothing, for tests of something else: drawing takes longer than all else in a report."""
+    monkeypatch.setattr("semkv_bench.report.figures.FIGURE_NAMES", ())

@@ -20,6 +20,8 @@ from semkv_bench.console import LastingConsole
 from semkv_bench.records.folder import read_run
 from semkv_bench.records.runs import newest_run
 
+pytestmark = pytest.mark.usefixtures("without_figures")
+
 QUICK = ["per_task=3", "task.length=300", "max_new_tokens=4", "grid.levels=[16,4,2]"]
 
 
@@ -54,7 +56,8 @@ def test_a_run_folder_holds_everything(run):
     assert yaml.safe_load((run / "config.yaml").read_text())["per_task"] == 3
 
 
-def test_report_of_a_run(run, capsys, tmp_path):
+def test_report_of_a_run(run, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("semkv_bench.report.figures.FIGURE_NAMES", ("score_vs_bits",))
     assert main(["cliff-report", f"run={run}", f"out={tmp_path}"]) == 0
     out, _ = _lines(capsys)
     report = json.loads((tmp_path / "report.json").read_text())

@@ -13,6 +13,8 @@ from semkv_bench.recipe import Chosen, _mixed_config, choose_levels, run_recipe
 from semkv_bench.records.folder import RunFolder
 from semkv_bench.records.runs import newest_run
 
+pytestmark = pytest.mark.usefixtures("without_figures")
+
 LEVELS = {f"affine-L{n}": n for n in (16, 8, 6, 5, 4)}
 
 

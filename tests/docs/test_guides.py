@@ -15,6 +15,8 @@ from semkv_bench.config.own import joined
 from semkv_bench.importance import choice
 from semkv_bench.records.folder import read_run
 
+pytestmark = pytest.mark.usefixtures("without_figures")
+
 QUICK = [
     "subset=[niah_noise]",
     "per_task=2",

@@ -5,6 +5,8 @@ import pytest
 from semkv_bench.cli import main
 from semkv_bench.records.folder import read_run
 
+pytestmark = pytest.mark.usefixtures("without_figures")
+
 
 def _sweep(folder, out, *more):
     common = ["per_task=1", "grid.levels=[4,2]", "engine.noise_examples=1", f"model.path={folder}"]

@@ -14,6 +14,8 @@ from semkv_bench.plan.settings import planned_settings, quantizers
 from semkv_bench.regress import read_baseline, write_baseline
 from semkv_bench.regress.checks import code_checks
 
+pytestmark = pytest.mark.usefixtures("without_figures")
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -10,6 +10,8 @@ from semkv_bench.records.folder import RunFolder
 from semkv_bench.report.command import analysed_run
 from semkv_bench.stats import StatsOptions
 
+pytestmark = pytest.mark.usefixtures("without_figures")
+
 EXAMPLES = 240
 GRID = {"full": 16.0, "L8": 3.0, "L4": 2.0, "L2": 1.0}
 FIXED = StatsOptions(resamples=100)

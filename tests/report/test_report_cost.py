@@ -8,6 +8,8 @@ import yaml
 from semkv_bench.cli import main
 from semkv_bench.records.folder import read_run
 
+pytestmark = pytest.mark.usefixtures("without_figures")
+
 TOKENS = ("8192", "32768", "131072")
 
 

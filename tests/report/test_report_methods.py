@@ -16,6 +16,8 @@ from semkv_bench.report.methods import method_files
 from semkv_bench.report.sections import sections
 from semkv_bench.stats import StatsOptions, analyze
 
+pytestmark = pytest.mark.usefixtures("without_figures")
+
 OPTIONS = StatsOptions(margin=0.1, resamples=200)
 
 

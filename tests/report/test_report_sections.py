@@ -26,6 +26,8 @@ from semkv_bench.report.document import json_bytes
 from semkv_bench.report.marks import series_of, spread
 from semkv_bench.stats import StatsOptions
 
+pytestmark = pytest.mark.usefixtures("without_figures")
+
 METRICS = ("attention_received", "attention_window", "hidden_drift", "hidden_norm", "key_norm", "logit_entropy",
            "random", "recency", "surprisal", "value_norm")  # fmt: skip
 GAIN = {"attention_received": 0.45, "attention_window": 0.4, "key_norm": 0.2, "recency": -0.1}

@@ -17,6 +17,8 @@ from semkv_bench.stats import StatsOptions
 from semkv_bench.sweep.looks import check_looks, in_order, progress_words, settle
 from semkv_bench.tasks import Example
 
+pytestmark = pytest.mark.usefixtures("without_figures")
+
 GRID = {"full": 16.0, "L16": 4.0, "L8": 3.0, "L4": 2.0, "L2": 1.0}
 
 

@@ -7,6 +7,8 @@ import pytest
 
 from semkv_bench.cli import main
 
+pytestmark = pytest.mark.usefixtures("without_figures")
+
 QUICK = ["per_task=2", "task.length=300", "max_new_tokens=6", "stats.margin=0.3"]
 
 

@@ -18,6 +18,8 @@ from semkv_bench.errors import UsageError
 from semkv_bench.records.folder import read_run
 from semkv_bench.sweep import launchers, multirun
 
+pytestmark = pytest.mark.usefixtures("without_figures")
+
 QUICK = ["per_task=3", "task.length=300", "max_new_tokens=2", "grid.levels=[4,2]", "subset=[niah_noise]"]
 
 

@@ -14,6 +14,8 @@ from semkv_bench.report.command import analysed_run
 from semkv_bench.stats import StatsOptions, analyze
 from semkv_bench.tasks import Text
 
+pytestmark = pytest.mark.usefixtures("without_figures")
+
 WORDS = "The harbour master wrote down every ship that came in with the tide and what it carried. "
 
 
