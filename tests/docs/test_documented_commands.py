@@ -239,7 +239,10 @@ def test_as_it_is_written(page, command, here):
 
 
 def _settings(config):
-    """What is compared; of an engine that simulates nothing, its own."""
+    """What is compared; of an engine that simulates nothing, its own; what is fitted."""
+    if "sequences" in config:
+        fitted = build(config.quantizer, "quantizer")
+        return fitted.keys.calibrated or fitted.values.calibrated
     if "engine" not in config:
         return planned_settings(config)
     return build(config.engine, "engine").settings(partial(planned_settings, config))
