@@ -39,6 +39,8 @@ def observe(
     named = dict((m.label, m) if isinstance(m, Metric) else (m, metric(m)) for m in metrics)
     if tokens < 1:
         raise UsageError(f"importance of {tokens} tokens: the prompt must have at least one before its last")
+    # Tried out before anything listens: the trial is no part of the prompt.
+    _ = loaded.later_calls
     return Observer(Prompt(loaded, tokens, seed, logits_dtype), named)
 
 
