@@ -44,6 +44,8 @@ class Engine:
         self.options = options
         self.prompt = RowCache(loaded.model.config)
         self.rows = RowCache(loaded.model.config)
+        # Tried out before attention is intercepted for rows: the trial has none of them.
+        _ = loaded.later_calls
 
     def run(self, request: Request, settings: Sequence[Setting], rule: Blocks = PREFILL) -> list[Outcome]:
         """Answer a single question under every setting; see ``answer``."""
