@@ -24,9 +24,9 @@ def _needs_a_path(group: str, choice: str) -> list[str]:
 
 
 def _shipped():
-    """Every choice of every group; quantizers of the values alone are those of both sides."""
+    """Every choice of every group; experiments, and quantizers of the values alone, are slow."""
     for group, names in GROUPS.items():
-        slow = [pytest.mark.slow] if "value_quantizer" in group else []
+        slow = [pytest.mark.slow] if group in ("quantizer@value_quantizer", "experiment") else []
         yield from (pytest.param(group, name, marks=slow, id=f"{group}-{name}") for name in names)
 
 

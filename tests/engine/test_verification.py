@@ -23,7 +23,11 @@ def _stepwise(monkeypatch):
     )
 
 
-@pytest.mark.parametrize("rule", [PREFILL, Blocks("both", 4), Blocks("generated", 3)], ids=str)
+@pytest.mark.parametrize(
+    "rule",
+    [PREFILL, Blocks("both", 4), pytest.param(Blocks("generated", 3), marks=pytest.mark.slow)],
+    ids=str,
+)
 @pytest.mark.parametrize(
     ("temperature", "changes"),
     [

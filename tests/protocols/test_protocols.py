@@ -115,7 +115,7 @@ def _stock(loaded, request, setting, rule):
 STEADY = [FULL, *GRID[:2]]
 
 
-@pytest.mark.parametrize("parts", ["prompt", "generated", "both"])
+@pytest.mark.parametrize("parts", [pytest.param("prompt", marks=pytest.mark.slow), "generated", "both"])
 def test_generation_equals_a_stock_cache_coded_in_blocks(tiny, parts):
     rule, request = Blocks(parts, 4), some_request(new=19)
     alone = Engine(tiny, EngineOptions(max_rows=1))
@@ -231,7 +231,7 @@ def test_pruning_deletes_inside_each_block(tiny_llama, parts, scope):
 
 
 @pytest.mark.parametrize("attention", ["dequantize", "packed"])
-@pytest.mark.parametrize("parts", ["generated", "both"])
+@pytest.mark.parametrize("parts", [pytest.param("generated", marks=pytest.mark.slow), "both"])
 def test_the_packed_cache_generates_what_the_sweep_does(tiny, parts, attention):
     request, rule = some_request(new=15), Blocks(parts, 4)
     settings = [*GRID[1:3], *MIXED[:3]]

@@ -262,7 +262,12 @@ def test_a_report_before_the_first_look_is_provisional(tmp_path):
 @pytest.mark.parametrize(
     ("stops", "after", "told"),
     [
-        ([True], 130, "look 1 ended the run; by the records it goes on; remove the file"),
+        pytest.param(
+            [True],
+            130,
+            "look 1 ended the run; by the records it goes on; remove the file",
+            marks=pytest.mark.slow,
+        ),
         ([True], 60, r"look 1 ended the run; by the records its examples are not all recorded \(60\)"),
         ([False, False], None, "look 2 was taken; by the records it ends the run"),
         ([False, False, False, True], 130, "look 2 was taken; by the records its examples are not all"),

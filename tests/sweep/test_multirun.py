@@ -75,6 +75,7 @@ def test_multirun_of_shards_fills_one_folder(sweep, tmp_path):
     assert len(read_run(tmp_path / "run")[0]) == 3 * 3
 
 
+@pytest.mark.slow
 def test_a_multirun_begun_again_repeats_no_finished_job(sweep, tmp_path, capsys):
     jobs = [*sweep, "-m", "per_task=1,2"]
     assert main(jobs) == 0
