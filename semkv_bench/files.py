@@ -10,9 +10,17 @@ from typing import Any
 from filelock import FileLock, Timeout
 from platformdirs import user_cache_path
 
-from semkv_bench.errors import SemkvError, UsageError
+from semkv_bench.errors import MissingError, SemkvError, UsageError
 
-__all__ = ["cache_dir", "check_writable", "hold_lock", "locked", "parse_json", "write_atomically"]
+__all__ = [
+    "cache_dir",
+    "check_writable",
+    "hold_lock",
+    "json_lines",
+    "locked",
+    "parse_json",
+    "write_atomically",
+]
 
 
 def cache_dir() -> Path:
@@ -88,3 +96,29 @@ def parse_json(text: str | bytes) -> Any:
         if "int_max_str_digits" in str(error):
             raise ValueError("a whole number of more digits than any score or count has") from error
         raise ValueError(getattr(error, "msg", None) or str(error).splitlines()[0]) from error
+
+
+def json_lines(path: Path, shown: str | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Number, from 1, and object of every line that is not blank.
+
+    shown: what errors call the file. Raises MissingError where it cannot be read, UsageError naming the line that
+    is no JSON object.
+    """
+    shown = str(path) if shown is None else shown
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise MissingError(f"{shown} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{shown} is not UTF-8 text") from error
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        try:
+            row = parse_json(line)
+        except ValueError as error:
+            raise UsageError(f"{where}: broken JSON ({error})") from error
+        if not isinstance(row, dict):
+            raise UsageError(f"{where}: expected a JSON object")
+        yield number, row

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from semkv_bench.errors import MissingError, UsageError
-from semkv_bench.importers.rows import Imported, Options, Row, number_of, read_json, read_json_lines
+from semkv_bench.files import json_lines
+from semkv_bench.importers.rows import Imported, Options, Row, number_of, read_json
 
 __all__ = ["looks_like", "read"]
 
@@ -76,7 +77,7 @@ def _higher_is_better(file: Path, task: str) -> Mapping[str, Any]:
 
 
 def _rows(task: str, file: Path, options: Options, better: Mapping[str, Any]) -> list[Row]:
-    lines = _filtered(read_json_lines(file), file, options.filter)
+    lines = _filtered([row for _, row in json_lines(file)], file, options.filter)
     metric = _metric(lines, file, options.metric)
     if better.get(metric) is False:
         raise UsageError(

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from semkv_bench.errors import MissingError, UsageError
+from semkv_bench.files import json_lines
 from semkv_bench.importers.rows import (
     Imported,
     Occurrences,
@@ -10,7 +11,6 @@ from semkv_bench.importers.rows import (
     Row,
     fingerprint,
     folder,
-    read_json_lines,
 )
 from semkv_bench.tasks.base import Example
 from semkv_bench.tasks.longbench import TASKS, LongBench
@@ -39,7 +39,7 @@ def read(path: Path, options: Options) -> Imported:
     rows, notes = [], []
     for file in files:
         again = Occurrences()
-        for line in read_json_lines(file):
+        for _, line in json_lines(file):
             rows.append(_row(file, line, again))
         if again.repeated:
             notes.append(

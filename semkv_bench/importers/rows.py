@@ -25,7 +25,6 @@ __all__ = [
     "folder",
     "number_of",
     "read_json",
-    "read_json_lines",
     "table",
 ]
 
@@ -230,25 +229,3 @@ def read_json(path: Path) -> Any:
         raise UsageError(f"{path} is not readable JSON ({str(error).splitlines()[0]})") from error
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
-
-
-def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects of a JSONL file; UsageError naming the line that is none."""
-    rows = []
-    try:
-        with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, start=1):
-                if not line.strip():
-                    continue
-                try:
-                    row = json.loads(line)
-                except (ValueError, RecursionError) as error:
-                    raise UsageError(
-                        f"{path}, line {number}: broken JSON ({str(error).splitlines()[0]})"
-                    ) from error
-                if not isinstance(row, dict):
-                    raise UsageError(f"{path}, line {number}: expected a JSON object")
-                rows.append(row)
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not UTF-8 text") from error
-    return rows

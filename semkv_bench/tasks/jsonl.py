@@ -1,6 +1,5 @@
 """Prompts of the user's own: a JSONL file of prompts and answers, scored by a stock scorer."""
 
-import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +8,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from semkv_bench.checks import choice, whole
-from semkv_bench.errors import MissingError, UsageError
+from semkv_bench.errors import UsageError
+from semkv_bench.files import json_lines
 from semkv_bench.tasks.base import Example, Task, check_draw
 from semkv_bench.tasks.encoding import encode_prompt, encode_target
 from semkv_bench.tasks.scorers import SCORERS, check_references
@@ -75,15 +75,8 @@ class Jsonl(Task):
     def items(self) -> tuple[Prompt, ...]:
         """The lines, checked; MissingError for no such file, UsageError naming the line that is wrong."""
         path = Path(self.path).expanduser()
-        try:
-            text = path.read_text(encoding="utf-8-sig")
-        except OSError as error:
-            raise MissingError(f"task.path={self.path} cannot be read: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise UsageError(f"task.path={self.path} is not UTF-8 text") from error
-        items = [
-            self._item(line, number, path) for number, line in enumerate(text.split("\n"), 1) if line.strip()
-        ]
+        rows = json_lines(path, f"task.path={self.path}")
+        items = [self._item(row, number, path) for number, row in rows]
         if not items:
             raise UsageError(f"task.path={self.path} holds no prompt")
         seen: dict[tuple[str, str], int] = {}
@@ -153,14 +146,8 @@ class Jsonl(Task):
             question=item.prompt[-_SHOWN:],
         )
 
-    def _item(self, line: str, number: int, path: Path) -> Prompt:
+    def _item(self, row: dict[str, Any], number: int, path: Path) -> Prompt:
         where = f"{path}, line {number}"
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise UsageError(f"{where}: broken JSON ({str(error).splitlines()[0]})") from error
-        if not isinstance(row, dict):
-            raise UsageError(f"{where}: expected a JSON object")
         if unknown := sorted(set(row) - set(_KNOWN)):
             raise UsageError(f"{where}: unknown field {unknown[0]}; known are {', '.join(_KNOWN)}")
         answers = _texts(row.get("answers", row.get("answer")), "answers", where)

@@ -1,6 +1,5 @@
 """Answers that were made elsewhere: prompts go out to a file, and an engine without an adapter answers them."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +10,8 @@ from semkv_bench.checks import is_number
 from semkv_bench.engine.backend import Answers, Backend, Session
 from semkv_bench.engine.outcome import Outcome
 from semkv_bench.engine.served.setting import GGML_BITS, served_setting
-from semkv_bench.errors import MissingError, UsageError
+from semkv_bench.errors import UsageError
+from semkv_bench.files import json_lines
 from semkv_bench.protocols import Protocol
 from semkv_bench.protocols.engine import EngineProtocol
 from semkv_bench.settings.setting import Setting
@@ -50,22 +50,14 @@ class AnswersBackend(Backend):
     def lines(self) -> dict[str, dict[str, dict[str, Any]]]:
         """The answers by setting and id; UsageError naming the line that is wrong."""
         path = Path(self.path).expanduser()
-        try:
-            text = path.read_text(encoding="utf-8")
-        except OSError as error:
-            raise MissingError(f"{self.path} cannot be read: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise UsageError(f"{self.path} is not UTF-8 text") from error
         found: dict[str, dict[str, dict[str, Any]]] = {}
-        for number, line in enumerate(text.split("\n"), 1):
-            if line.strip():
-                row = _line(line, f"{path}, line {number}")
-                mine = found.setdefault(row["setting"], {})
-                if row["id"] in mine:
-                    raise UsageError(
-                        f"{path}, line {number}: {row['id']} is answered twice under {row['setting']}"
-                    )
-                mine[row["id"]] = row
+        for number, row in json_lines(path, self.path):
+            where = f"{path}, line {number}"
+            _check_line(row, where)
+            mine = found.setdefault(row["setting"], {})
+            if row["id"] in mine:
+                raise UsageError(f"{where}: {row['id']} is answered twice under {row['setting']}")
+            mine[row["id"]] = row
         if FULL not in found:
             raise UsageError(f"{path} has no answers of the reference: setting {FULL}")
         return found
@@ -132,13 +124,7 @@ class _AnswersSession(Session):
         )
 
 
-def _line(line: str, where: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{where}: broken JSON ({str(error).splitlines()[0]})") from error
-    if not isinstance(row, dict):
-        raise UsageError(f"{where}: expected a JSON object")
+def _check_line(row: dict[str, Any], where: str) -> None:
     for name in ("id", "setting", "text"):
         if not isinstance(row.get(name), str):
             raise UsageError(f"{where}: {name} must be a text; an answer needs id, setting and text")
@@ -148,4 +134,3 @@ def _line(line: str, where: str) -> dict[str, Any]:
     tokens = row.get("tokens")
     if tokens is not None and not (isinstance(tokens, list) and all(isinstance(t, int) for t in tokens)):
         raise UsageError(f"{where}: tokens must be a list of token ids")
-    return row
