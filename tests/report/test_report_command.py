@@ -55,14 +55,14 @@ def planted_run(path: Path, model: str = "m") -> Path:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("margin", 0.05),
+        pytest.param("margin", 0.05, marks=pytest.mark.slow),
         ("alpha", 0.1),
-        ("average", "micro"),
-        ("confidence", 0.99),
+        pytest.param("average", "micro", marks=pytest.mark.slow),
+        pytest.param("confidence", 0.99, marks=pytest.mark.slow),
         ("seed", 1),
         ("unpaired", "drop"),
-        ("sensitivity", "run"),
-        ("at_bits", (3.0,)),
+        pytest.param("sensitivity", "run", marks=pytest.mark.slow),
+        pytest.param("at_bits", (3.0,), marks=pytest.mark.slow),
     ],
 )
 def test_what_decides_makes_a_report_exploratory_when_given_afterwards(tmp_path, name, value):

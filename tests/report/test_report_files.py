@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rich.console import Console
+from thinned import thinned
 from typed import as_report, headline, incomplete, limits, show, worst_examples, write
 
 from semkv_bench.errors import SemkvError, UsageError
@@ -341,7 +342,9 @@ def test_what_was_not_measured_is_named_and_not_drawn(report, frame, tmp_path):
     assert "Not measured in these records: effective bits, cache bits, coded part, runaway, KL." in text
 
 
-@pytest.mark.parametrize("size", ["one task, two settings", "many tasks, many settings"])
+@pytest.mark.parametrize(
+    "size", thinned(["one task, two settings", "many tasks, many settings"], "one task, two settings")
+)
 def test_small_and_large_runs(make_run, context, tmp_path, size):
     if size.startswith("one"):
         rows = [

@@ -6,6 +6,7 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
+from thinned import thinned
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from semkv_bench.cli import main
@@ -59,7 +60,7 @@ METHODS = ["kvquant", "skvq", "rotatekv", "wkvquant_lite", "cq"]
 SHORTER = {"skvq": ["quantizer.keys.keep.recent=4", "quantizer.values.keep.recent=4"]}
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", thinned(METHODS, "kvquant", "cq"))
 def test_a_method_is_fitted_and_swept(here, four_heads, name, capsys):
     assert main(["calibrate", *of(four_heads), f"quantizer={name}", *SMALL]) == 0
     run = here / "runs" / name

@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+from thinned import thinned
 
 from semkv_bench.cli import main
 
@@ -26,7 +27,7 @@ def _measured(run):
     return json.loads((run / "measure.json").read_text())
 
 
-@pytest.mark.parametrize("attention", ["dequantize", "packed"])
+@pytest.mark.parametrize("attention", thinned(["dequantize", "packed"], "packed"))
 @pytest.mark.parametrize("setting", ["affine-L5", "affine-L8/5@0.25:attention_received"])
 def test_bytes_are_those_of_the_records_and_answers_those_of_the_sweep(finished, capsys, setting, attention):
     capsys.readouterr()
@@ -119,7 +120,7 @@ def test_the_report_shows_what_was_measured_beside_its_prediction(finished, tmp_
     assert (found["times_smaller"], found["predicted_times_smaller"]) == (4.56, 4.67)
 
 
-@pytest.mark.parametrize("wrong", ["{", '{"charter": 1}', None])
+@pytest.mark.parametrize("wrong", thinned(["{", '{"charter": 1}', None], "{"))
 def test_a_measurement_of_another_run_or_a_damaged_one_is_left_out(wrong, finished, tmp_path, capsys):
     run = tmp_path / "run"
     shutil.copytree(finished, run)

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from thinned import thinned
 
 from semkv_bench.cli import main
 from semkv_bench.config.compose import compose_config
@@ -71,7 +72,7 @@ def test_files_that_are_no_text(tokenizer, tmp_path):
         Text(str(tmp_path / "noise")).examples(tokenizer, [0])
 
 
-@pytest.mark.parametrize("protocol", ["prefill", "through"])
+@pytest.mark.parametrize("protocol", thinned(["prefill", "through"], "through"))
 def test_a_sweep_of_a_text_reports_perplexity_kl_and_agreement(
     protocol, local_folder, book, tmp_path, capsys
 ):
