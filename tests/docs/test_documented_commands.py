@@ -133,7 +133,8 @@ def _cheap(command: list[str], model, run) -> list[str]:
         kept += [] if {"run", "runs", "records"} & {o.partition("=")[0] for o in kept} else [f"run={run}"]
         return [name, *options, *kept, "stats.resamples=200"]
     if name == "show":
-        return [name, f"run={run}", *(o for o in overrides if not o.startswith("run="))]
+        kept = [o for o in overrides if not o.startswith("run=")]
+        return [name, f"run={run}", *(kept or ["setting=affine-L4"])]
     if name == "measure":
         return [name, *options, f"run={run}", "setting=affine-L4", "examples=1"]
     if name in ("storage", "models"):
@@ -163,6 +164,8 @@ def _cheap(command: list[str], model, run) -> list[str]:
     kept += _short_prompts(overrides)
     # Heads of the small random model are smaller than the groups of most methods.
     kept = ["methods=[affine,turboquant]" if o.startswith("methods=") else o for o in kept]
+    if "quantizer=turned_kivi" in kept:
+        kept += ["quantizer.values.group.channels=16"]
     if name == "recipe":
         kept += ["per_task=4", "stats.resamples=200"]
     return [name, *options, *kept]
