@@ -19,6 +19,7 @@ __all__ = [
     "json_lines",
     "locked",
     "parse_json",
+    "read_text",
     "write_atomically",
 ]
 
@@ -98,20 +99,27 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError(getattr(error, "msg", None) or str(error).splitlines()[0]) from error
 
 
+def read_text(path: Path, shown: str | None = None) -> str:
+    """What a user's text file holds, without a byte order mark; ``shown`` is what errors call it.
+
+    Raises MissingError where it cannot be read, UsageError where it is not UTF-8.
+    """
+    shown = str(path) if shown is None else shown
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise MissingError(f"{shown} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{shown} is not UTF-8 text") from error
+
+
 def json_lines(path: Path, shown: str | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
     """Number, from 1, and object of every line that is not blank.
 
     shown: what errors call the file. Raises MissingError where it cannot be read, UsageError naming the line that
     is no JSON object.
     """
-    shown = str(path) if shown is None else shown
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise MissingError(f"{shown} cannot be read: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{shown} is not UTF-8 text") from error
-    for number, line in enumerate(text.split("\n"), start=1):
+    for number, line in enumerate(read_text(path, shown).split("\n"), start=1):
         if not line.strip():
             continue
         where = f"{path}, line {number}"

@@ -59,6 +59,7 @@ def _own_gpu(config: "DictConfig", turn: int | None) -> Iterator[None]:
 
 
 def run_plan(plan: "Plan", config: "DictConfig", plain: bool = False, out: "Console" = OUT) -> "RunFolder":
+    """Run what a plan still lacks, with its progress, and return its folder."""
     from semkv_bench.console import track
     from semkv_bench.plan.plan import too_few
     from semkv_bench.sweep.run import open_run, run_sweep

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from semkv_bench.checks import whole
-from semkv_bench.errors import MissingError, UsageError
+from semkv_bench.errors import UsageError
+from semkv_bench.files import read_text
 from semkv_bench.tasks.base import Answer, Example, Task, check_draw
 
 __all__ = ["Text"]
@@ -97,13 +98,7 @@ class Text(Task):
         return 1.0 if answer.top1_agreement is None else answer.top1_agreement
 
     def _windows(self, tokenizer: Any, length: int) -> list[tuple[int, ...]]:
-        path = Path(self.path).expanduser()
-        try:
-            text = path.read_text(encoding="utf-8-sig")
-        except OSError as error:
-            raise MissingError(f"task.path={self.path} cannot be read: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise UsageError(f"task.path={self.path} is not UTF-8 text") from error
+        text = read_text(Path(self.path).expanduser(), f"task.path={self.path}")
         ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         begin = _begins_with(tokenizer)
         size = length - len(begin)

@@ -83,7 +83,9 @@ def test_what_is_read_as_the_file_says_is_taken(tmp_path):
 
 
 def test_the_shipped_models_file_is_taken():
-    PretrainedModel(str(EmbeddedModel().gguf_file())).tokenizer()
+    tokenizer = PretrainedModel(str(EmbeddedModel().gguf_file())).tokenizer()
+    text = "The needle is 7738705."
+    assert tokenizer.decode(tokenizer(text)["input_ids"], skip_special_tokens=True) == text
 
 
 @pytest.mark.parametrize(
