@@ -171,6 +171,7 @@ def _cheap(command: list[str], model, run) -> list[str]:
     return [name, *options, *kept]
 
 
+@cache
 def _shipped_tasks() -> list[str]:
     return choices("sweep")["task"]
 
@@ -201,15 +202,16 @@ def _short_prompts(overrides: list[str]) -> list[str]:
 
 def _task_of(overrides: list[str]) -> str:
     """The task that the overrides and their experiment choose."""
-    given = _value(overrides, "task")
-    if given is None:
-        target = compose_config("sweep", [o for o in overrides if o.startswith("experiment=")]).task[
-            "_target_"
-        ]
-        names = {"LongBench": "longbench", "SyntheticMultiturn": "synthetic_multiturn"}
-        kind = target.rpartition(".")[2]
-        return names.get(kind, kind.lower())
-    return given
+    return _value(overrides, "task") or _task_of_experiment(_value(overrides, "experiment"))
+
+
+@cache
+def _task_of_experiment(experiment: str | None) -> str:
+    """The task of an experiment; of the defaults where there is none. The cases are made in every process."""
+    composed = compose_config("sweep", [] if experiment is None else [f"experiment={experiment}"])
+    names = {"LongBench": "longbench", "SyntheticMultiturn": "synthetic_multiturn"}
+    kind = composed.task["_target_"].rpartition(".")[2]
+    return names.get(kind, kind.lower())
 
 
 @pytest.mark.parametrize(("page", "command"), DOCUMENTED, ids=[_named(c) for _, c in DOCUMENTED])
