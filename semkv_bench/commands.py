@@ -117,7 +117,7 @@ def _cliff_report(given: Given) -> None:
         config[key] is None for key in ("runs", "records", "records_model", "out")
     ):
         check_run(Path(config.run).expanduser())
-    from semkv_bench.report.command import given_options, make_report
+    from semkv_bench.report.command import given_options, reported
 
     changed = _changed_stats(given)
     if config.runs is not None:
@@ -125,7 +125,7 @@ def _cliff_report(given: Given) -> None:
 
         make_overview(config, given_options(config, changed), OUT)
     else:
-        make_report(config, changed, OUT)
+        reported(config, changed, OUT)
 
 
 def _import_report(given: Given) -> None:
@@ -176,11 +176,11 @@ def _changed_stats(given: Given) -> set[str]:
 def _compare(given: Given) -> None:
     config = given.config
     from semkv_bench.report.command import given_options
-    from semkv_bench.report.compare import compare_runs
+    from semkv_bench.report.compare import compared
 
     options = given_options(config, _changed_stats(given))
     options.pop("looks", None)
-    compare_runs(config, options, OUT)
+    compared(config, options, OUT)
 
 
 def _measure(given: Given) -> None:

@@ -5,9 +5,10 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-__all__ = ["on_demand"]
+__all__ = ["called", "on_demand"]
 
 
 def on_demand(package: str) -> Callable[[str], Any]:
@@ -33,3 +34,17 @@ def on_demand(package: str) -> Callable[[str], Any]:
         return value
 
     return get
+
+
+def called(package: str, module: str) -> None:
+    """Make ``package`` itself callable, as the function of its own name in ``module``.
+
+    So ``semkv_bench.sweep`` is the room and ``semkv_bench.sweep(model, ...)`` runs one.
+    """
+    name = package.rpartition(".")[2]
+
+    class Callable(ModuleType):
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            return getattr(import_module(module), name)(*args, **kwargs)
+
+    sys.modules[package].__class__ = Callable

@@ -18,6 +18,7 @@ from semkv_bench.errors import UsageError
 from semkv_bench.importance import metric
 from semkv_bench.models.embedded import EmbeddedModel
 from semkv_bench.models.load import PretrainedModel
+from semkv_bench.models.memory import ModelInMemory
 from semkv_bench.models.shape import ModelShape
 from semkv_bench.plan.calibrations import calibrated, calibrations_told, check_text
 from semkv_bench.plan.cost import costs_at_contexts, typical_tails
@@ -49,7 +50,7 @@ _NOT_PROTOCOL = {"model": ("device_map", "_target_")}
 class Plan:
     """Everything a sweep needs to know before weights are loaded."""
 
-    source: PretrainedModel | EmbeddedModel
+    source: PretrainedModel | EmbeddedModel | ModelInMemory
     shape: ModelShape
     settings: tuple[Setting, ...]
     task: Task
@@ -81,10 +82,13 @@ class Plan:
         return not self.engine.temperature and not any(setting.seeded for setting in self.settings)
 
 
-def make_plan(config: DictConfig, exclude: Collection[tuple[str, str]] = ()) -> Plan:
+def make_plan(
+    config: DictConfig, exclude: Collection[tuple[str, str]] = (), source: ModelInMemory | None = None
+) -> Plan:
     """Build and check all parts; the tokenizer is loaded, weights are not.
 
-    exclude: (task, example_id) of examples that were used before and must not be used again.
+    exclude: (task, example_id) of examples that were used before and must not be used again. source: the model, where
+    it is in memory and not to be made of the configuration.
 
     Raises:
         UsageError: a value that cannot work, for example a group that does not divide the head.
@@ -100,7 +104,7 @@ def make_plan(config: DictConfig, exclude: Collection[tuple[str, str]] = ()) -> 
     stats = stats_options(config)
     protocol = engine.protocol(build(config.protocol, "protocol"))
     task = build(config.task, "task")
-    source = build(config.model, "model")
+    source = build(config.model, "model") if source is None else source
     if engine.simulates:
         settings = calibrated(settings, source)
         check_text(settings, task)

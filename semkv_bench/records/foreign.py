@@ -11,8 +11,9 @@ from semkv_bench.files import parse_json
 from semkv_bench.records.schema import COLUMNS, Where, normalize, plain_name
 from semkv_bench.records.values import short
 
-__all__ = ["read_records"]
+__all__ = ["FORMATS", "read_records"]
 
+FORMATS = (".jsonl", ".csv", ".tsv", ".parquet")
 
 _DELIMITERS = (",", ";", "\t")
 
@@ -31,7 +32,7 @@ def read_records(path: Path | str, *, model: str | None = None) -> pd.DataFrame:
         UsageError: the file cannot be used; one line that names the row, column or setting.
     """
     path = Path(path)
-    readers = {".jsonl": _read_jsonl, ".csv": _read_csv, ".tsv": _read_csv, ".parquet": _read_parquet}
+    readers = dict(zip(FORMATS, (_read_jsonl, _read_csv, _read_csv, _read_parquet), strict=True))
     if path.suffix.lower() not in readers:
         raise UsageError(f"{path}: cannot tell the format from its name; use .jsonl, .csv or .parquet")
     if path.is_dir():

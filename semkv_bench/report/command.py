@@ -29,8 +29,8 @@ __all__ = [
     "check_out",
     "given_options",
     "make_import_report",
-    "make_report",
     "portable",
+    "reported",
     "run_report",
 ]
 
@@ -55,11 +55,11 @@ class _Source:
     measured: Measured | None = None
 
 
-def make_report(config: DictConfig, changed: Collection[str], console: Console) -> Path:
+def reported(config: DictConfig, changed: Collection[str], console: Console) -> tuple[Report, Path]:
     """Analyse, write report.json, .md, .html and the figures, and print the tables.
 
     ``changed`` names the statistics options that the user gave; a run keeps those of its protocol otherwise.
-    Returns the folder that was written.
+    Returns the analysis and the folder that was written.
     """
     if config.run is not None and config.records is not None:
         raise UsageError("give run=DIR or records=FILE, not both")
@@ -68,8 +68,7 @@ def make_report(config: DictConfig, changed: Collection[str], console: Console) 
             "model=NAME chooses a model of records=FILE; a run folder holds one model, leave it out"
         )
     source = _foreign(config) if config.records is not None else _own(config, changed)
-    _write_and_show(source, console)
-    return source.out
+    return _write_and_show(source, console), source.out
 
 
 def make_import_report(frame: pd.DataFrame, kind: str, config: DictConfig, console: Console) -> Path:

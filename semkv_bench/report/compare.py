@@ -15,8 +15,9 @@ from semkv_bench.records.folder import read_run
 from semkv_bench.report.command import check_out, portable
 from semkv_bench.report.several import folders_of, short_names
 from semkv_bench.stats import StatsOptions, analyze
+from semkv_bench.stats.result import Report
 
-__all__ = ["check_comparable", "compare_runs", "joined"]
+__all__ = ["check_comparable", "compared", "joined"]
 
 # What a method's scores hang on besides the method; the list of examples last, since it follows from the others.
 _SAME = (
@@ -26,8 +27,8 @@ _SAME = (
 _SAME_STATS = ("margin", "alpha", "average", "confidence", "sensitivity", "unpaired", "seed", "resamples")
 
 
-def compare_runs(config: DictConfig, given: Mapping[str, Any], console: Console) -> Path:
-    """Compare the methods of ``config.runs``, print the report and write it; returns its folder.
+def compared(config: DictConfig, given: Mapping[str, Any], console: Console) -> tuple[Report, Path]:
+    """Compare the methods of ``config.runs``, print the report and write it; returns the analysis and the folder.
 
     given: options of the statistics in place of the runs' own.
 
@@ -59,7 +60,7 @@ def compare_runs(config: DictConfig, given: Mapping[str, Any], console: Console)
     written = report.write(result, frame, context, out)
     report.show(result, context, console)
     console.print(f"\ncomparison: {written['report.html']}", highlight=False, markup=False, soft_wrap=True)
-    return out
+    return result, out
 
 
 def check_comparable(charters: Mapping[str, Mapping[str, Any]], given: Mapping[str, Any]) -> None:

@@ -1,0 +1,156 @@
+"""``semkv_bench.sweep(...)``: a sweep from Python, of a model that may be in memory already."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig
+
+from semkv_bench.config.compose import compose_config
+from semkv_bench.config.overrides import as_overrides
+from semkv_bench.errors import UsageError
+from semkv_bench.files import cache_dir, check_writable, write_atomically
+from semkv_bench.models.memory import ModelInMemory
+from semkv_bench.plan.plan import make_plan
+from semkv_bench.quantizers.base import Sides
+from semkv_bench.sweep.command import run_plan
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+__all__ = ["sweep"]
+
+Method = str | Sides
+Task = str | Sequence[Mapping[str, Any]]
+
+
+def sweep(
+    model: "PreTrainedModel | str" = "smollm2",
+    tokenizer: "PreTrainedTokenizerBase | None" = None,
+    *,
+    methods: Method | Sequence[Method] = ("affine",),
+    levels: Sequence[int] | None = None,
+    task: Task = "synthetic",
+    per_task: int | None = None,
+    seeds: Sequence[int] | None = None,
+    out: str | Path | None = None,
+    name: str | None = None,
+    overrides: Sequence[str] = (),
+) -> Path:
+    """Run a sweep, or go on with it where ``out`` holds a part of it; returns the run folder.
+
+    model: a transformers model in memory, with its ``tokenizer``; or what ``model=`` takes on the command line, a
+        choice, a hub name or a folder.
+    methods: choices of the quantizer group, or quantizers: instances of frozen dataclasses.
+    levels: level counts of the uniform grid. task: a choice of the task group; or prompts of your own, a mapping with
+        ``prompt`` and ``answers`` each. name: the model's in records and reports.
+    overrides: whatever else the command line takes, for example ``["allocation=two_level", "stats.margin=0.05"]``.
+
+    Raises:
+        UsageError: what the command ``sweep`` refuses, a model without a tokenizer, a quantizer that no other process
+            could build again.
+        MissingError: model or data that are not there.
+    """
+    asked = [methods] if isinstance(methods, str | Sides) else list(methods)
+    if not asked:
+        raise UsageError("methods is empty; name a quantizer, or give one")
+    given = [f"grid.levels=[{','.join(str(level) for level in levels)}]"] if levels is not None else []
+    given += [] if per_task is None else [f"per_task={per_task}"]
+    given += [] if seeds is None else [f"seeds=[{','.join(str(seed) for seed in seeds)}]"]
+    given += [] if out is None else [f"out={out}"]
+    given += _task_overrides(task)
+    given += [f"model={model}"] if isinstance(model, str) else []
+    named = [method for method in asked if isinstance(method, str)]
+    given += [f"methods=[{','.join(named)}]"] if named else []
+    config = compose_config("sweep", as_overrides([*given, *overrides], "sweep"))
+    _add_methods(config, named, [method for method in asked if not isinstance(method, str)])
+    if isinstance(model, str):
+        if tokenizer is not None or name is not None:
+            raise UsageError(f"tokenizer and name are for a model in memory; model={model} brings its own")
+        return _run(config, None)
+    if tokenizer is None:
+        raise UsageError("a model in memory needs its tokenizer: sweep(model, tokenizer, ...)")
+    source = ModelInMemory(model, tokenizer, name or _name_of(model))
+    config.model = source.node
+    with _as_it_was(model):
+        return _run(config, source)
+
+
+def _run(config: DictConfig, source: ModelInMemory | None) -> Path:
+    if config.out is not None:
+        check_writable(Path(config.out).expanduser())
+    return run_plan(make_plan(config, source=source), config).path
+
+
+def _task_overrides(task: Task) -> list[str]:
+    if isinstance(task, str):
+        return [f"task={task}"]
+    lines = [json.dumps(dict(row), ensure_ascii=False) for row in task]
+    if not lines:
+        raise UsageError("task is an empty list of prompts")
+    text = "\n".join(lines) + "\n"
+    # Named by its content, so that the same prompts are the same task.
+    path = cache_dir() / "prompts" / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.jsonl"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, text)
+    return ["task=jsonl", f"task.path={path}"]
+
+
+def _add_methods(config: DictConfig, named: Sequence[str], own: Sequence[Sides]) -> None:
+    """Put quantizers of the caller's beside those of the configuration, as what builds them again."""
+    if not own:
+        return
+    nodes = dict(config.method or {})
+    for quantizer in own:
+        if not isinstance(quantizer, Sides):
+            raise UsageError(f"methods takes names and quantizers, not {quantizer!r}")
+        alike = sum(key.partition("#")[0] == quantizer.name for key in nodes)
+        nodes[f"{quantizer.name}#{alike + 1}" if alike else quantizer.name] = _node(quantizer)
+    config.methods = list(nodes)
+    config.method = nodes
+    config.quantizer = None
+    config.value_quantizer = None
+
+
+def _node(part: Any) -> Any:
+    """What Hydra builds ``part`` from: its class, and the fields that are not at their defaults."""
+    if isinstance(part, Mapping):
+        return {key: _node(value) for key, value in part.items()}
+    if isinstance(part, list | tuple):
+        return [_node(value) for value in part]
+    if not is_dataclass(part):
+        return part
+    cls = type(part)
+    if "<locals>" in cls.__qualname__:
+        raise UsageError(
+            f"{cls.__name__} is defined inside a function, where no other process finds it; define it at the top of a "
+            "module or of a notebook cell"
+        )
+    held = {f.name: getattr(part, f.name) for f in fields(part) if f.init}
+    first = {f.name: _default(f) for f in fields(part) if f.init}
+    return {
+        "_target_": f"{cls.__module__}.{cls.__qualname__}",
+        **{key: _node(value) for key, value in held.items() if first[key] is MISSING or value != first[key]},
+    }
+
+
+def _default(given: Any) -> Any:
+    return given.default if given.default_factory is MISSING else given.default_factory()
+
+
+def _name_of(model: Any) -> str:
+    return Path(getattr(model.config, "_name_or_path", "") or type(model).__name__).name
+
+
+@contextmanager
+def _as_it_was(model: Any) -> Iterator[None]:
+    training = model.training
+    try:
+        yield
+    finally:
+        model.train(training)
