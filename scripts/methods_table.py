@@ -28,7 +28,7 @@ POINTS = {
     "affine": (16, 16), "turboquant": (16, 16), "turboquant_prod": (16, 16), "turboquant_channel_split": (4, 4),
     "kivi": (4, 4), "gear": (4, 4), "gear_l": (4, 4), "zipcache": (4, 4), "mikv": (4, 4), "kitty": (4, 4),
     "kvarn": (16, 4), "ott": (4, 4), "nsnquant": (4, 4), "kvquant": (8, 8), "skvq": (4, 3), "rotatekv": (4, 4),
-    "cq": (4, 4),
+    "cq": (4, 4), "aquakv": (4, 4),
 }  # fmt: skip
 
 NONE = "–"
@@ -50,7 +50,12 @@ NOTES = {
     "quarot": ("rotation folded into the weights, which changes no value", NONE),
     "saw_int4": ("its ablation with centroids", NONE),
     "atom": ("nothing of the cache", NONE),
-    "qserve": ("factors of a calibration: they are the prompt's", NONE),
+    "qserve": ("folding the factors into the weights, which changes no value", NONE),
+    "qaq": (
+        "an error of one's own choice, which ties keys and values: it is solved for the bits, in each layer and side; "
+        "a mean over the last 5 queries stands for their maximum",
+        "hand-derived level counts; `Uniform`, vector by vector",
+    ),
     "intactkv": ("training of the pivots", NONE),
     "gear": ("its unseeded start; the KCVT backbone", NONE),
     "gear_l": ("as gear", NONE),
@@ -69,6 +74,11 @@ NOTES = {
     "rotatekv": ("nothing; more or fewer heads than it joins are refused", NONE),
     "wkvquant_lite": ("training of shift and factor, its contribution", NONE),
     "cq": ("its text of 16 times 2,048 tokens, which is an option", "nearest points"),
+    "aquakv": (
+        "its table of points: they are a k-means of normal pairs; padding to groups of 1,024 (one norm a token, the "
+        "largest Hadamard matrix that divides the row); a coder of its own for the first layer, which stays whole",
+        "planted linear images of the layer below",
+    ),
 }
 FORMAT = ("see below", "see below")
 

@@ -118,10 +118,45 @@ class RowCoding:
             allocations = [one.allocation for one, _ in alike]
             stacked = ranks.stacked(allocations, self.places[index], span, states.device)
             placed = coder.placed(span.start)
-            if quantizer.pivot_metric is not None:
-                marks = ranks.scores(quantizer.pivot_metric)[self.places[index]]
-                placed = placed.keeping(marks[here].to(states.device) > 0)
-            placed.quantize_dequantize(states[:, :, here], stacked, out=target[:, :, here])
+            if quantizer.prompt_metric is not None:
+                scores = ranks.scores(quantizer.prompt_metric)[self.places[index]]
+                placed = placed.scored(scores[here].to(states.device))
+            pieces = [(row, here) for row in range(start - len(alike), start)]
+            self._quantize(placed, (index, side), pieces, states[:, :, here], stacked, target[:, :, here])
+
+    def _quantize(
+        self,
+        coder: Coder,
+        at: tuple[int, int],
+        pieces: Sequence[tuple[int, slice]],
+        x: Tensor,
+        levels: Tensor,
+        out: Tensor,
+    ) -> None:
+        """See ``Coder.quantize_dequantize``; at: layer and side; pieces: row and tokens of each of ``out``."""
+        if not coder.predicts:
+            coder.quantize_dequantize(x, levels, out=out)
+            return
+        xs, counts = x.expand_as(out), levels.expand(len(out), -1)
+        for (row, here), one, count, target in zip(pieces, xs, counts, out, strict=True):
+            told = coder.beside(self._below(*at, row, here))
+            told.quantize_dequantize(one[None], count[None], out=target[None])
+
+    def _below(self, index: int, side: int, row: int, here: slice) -> list[Tensor]:
+        """See ``Coder.beside``."""
+        coded = list(self.places)
+        if not self.places[index]:
+            return []
+        below = coded[self.places[index] - 1]
+        keys, values = self.rows.attending[below].part(row, here)
+        if side == 0:
+            return [self._plain(keys, below, here)]
+        return [self._plain(self.rows.attending[index].part(row, here)[0], index, here), values]
+
+    def _plain(self, keys: Tensor, index: int, here: slice) -> Tensor:
+        """A layer's keys as they are before the rotary embedding."""
+        positions = torch.arange(here.start, here.stop, device=keys.device)
+        return self._rotary()[index].undo(keys.double(), positions).float()
 
     def _evicted(
         self, prompt: RowCache, scores: dict[str, Callable[[str], Tensor] | None]
@@ -169,8 +204,16 @@ class RowCoding:
                 view = layer.part(row, slice(span.start, span.stop))[side]
                 levels = coded.allocation.levels(len(span), None).expand(len(span))
                 coder = coder.placed(span.start)
+                pieces = [(row, slice(span.start, span.stop))]
                 with _named(index, side):
-                    view.copy_(coder.quantize_dequantize(view[None], levels[None].to(view.device))[0])
+                    self._quantize(
+                        coder,
+                        (index, side),
+                        pieces,
+                        view[None].clone(),
+                        levels[None].to(view.device),
+                        view[None],
+                    )
 
     @property
     def noted(self) -> list[str]:
@@ -305,7 +348,9 @@ class RowCoding:
             ]
             x = torch.stack(views)
             coder = self._coder(quantizer, index, side, x).placed(start)
-            decoded = coder.quantize_dequantize(x, torch.stack(levels).to(x.device))
+            places = [(row, slice(pieces[row].start, pieces[row].stop)) for row, _ in members]
+            decoded = torch.empty_like(x)
+            self._quantize(coder, (index, side), places, x, torch.stack(levels).to(x.device), decoded)
             for view, values in zip(views, decoded, strict=True):
                 view.copy_(values)
 

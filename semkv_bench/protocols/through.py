@@ -39,7 +39,7 @@ class Through(Protocol):
                 "protocol=through reads a given text and answers nothing; use task=text task.path=FILE"
             )
         for setting in settings:
-            if setting.prune is not None or setting.metrics or setting.pivot_metrics:
+            if setting.prune is not None or setting.metrics or setting.prompt_metrics:
                 raise UsageError(
                     f"{setting.name} ranks tokens by what a whole prompt shows, which one pass does not have; use "
                     "allocation=uniform and methods without a mix or pivots, or protocol=prefill"

@@ -7,10 +7,10 @@ from semkv_bench.lazy import on_demand
 if TYPE_CHECKING:
     from semkv_bench.quantizers.affine import Affine
     from semkv_bench.quantizers.base import Coder, Encoded, NonFiniteError, Quantizer
-    from semkv_bench.quantizers.calibrated import Centre, Permute, Thresholds, Unrope
+    from semkv_bench.quantizers.calibrated import Centre, Permute, Predict, Thresholds, Unrope
     from semkv_bench.quantizers.clustered import Coupled, NonUniform
     from semkv_bench.quantizers.codes import PolarCode, Uniform, VectorCode
-    from semkv_bench.quantizers.exact import Channels, LowRank, Mix, Outliers, Pivots
+    from semkv_bench.quantizers.exact import Budget, Channels, LowRank, Mix, Outliers, Pivots
     from semkv_bench.quantizers.formats import (
         Absmax,
         Anchored,
@@ -37,6 +37,7 @@ __all__ = [
     "Affine",
     "Anchored",
     "Balance",
+    "Budget",
     "Centre",
     "Channels",
     "Coder",
@@ -64,6 +65,7 @@ __all__ = [
     "Pivots",
     "Polar",
     "PolarCode",
+    "Predict",
     "Quantizer",
     "Shift",
     "Side",

@@ -100,13 +100,13 @@ class Quantizer(Sides):
         return False
 
     @property
-    def pivot_metric(self) -> str | None:
-        """The importance metric whose scores above 0 mark tokens of a prompt that stay in 16 bits; None: none do."""
+    def prompt_metric(self) -> str | None:
+        """The importance metric whose scores of a prompt's tokens its coder must be told, by ``scored``; None: none."""
         return None
 
     @property
     def pivot_tokens(self) -> int:
-        """The most tokens that ``pivot_metric`` marks."""
+        """The most tokens that ``prompt_metric`` makes it keep in 16 bits."""
         return 0
 
     @property
@@ -183,11 +183,12 @@ class Coder(ABC):
     """A quantizer bound to one head size, seed and device, for one side of one layer.
 
     simulated: does it only say what is read back, without ``encode`` and ``decode`` of its own?
-    turns: are codes those of turned vectors (see ``to_coded``)?
+    turns: are codes those of turned vectors (see ``to_coded``)? predicts: must it be told what is ``beside``?
     """
 
     simulated: ClassVar[bool] = False
     turns: ClassVar[bool] = False
+    predicts: ClassVar[bool] = False
 
     def at(self, place: Place) -> Coder:
         """The coder for one side of one layer, where that matters."""
@@ -197,9 +198,17 @@ class Coder(ABC):
         """The coder for a stretch of tokens that begins at position ``start``, where that matters."""
         return self
 
-    def keeping(self, tokens: Tensor) -> Coder:
-        """The coder for a stretch whose ``tokens``, bool [tokens], stay as they are."""
-        raise SemkvError(f"{type(self).__name__} keeps no single tokens")
+    def scored(self, scores: Tensor) -> Coder:
+        """The coder for a stretch of the prompt, with its quantizer's ``prompt_metric`` of the tokens, [tokens]."""
+        raise SemkvError(f"{type(self).__name__} has no use for scores of tokens")
+
+    def beside(self, below: Sequence[Tensor]) -> Coder:
+        """The coder for a stretch of one row, with what its cache gives back of the same tokens already.
+
+        below: [heads, tokens, head_dim] each: of keys, the keys of the coded layer below, of values, the keys of their
+        own layer and the values of the coded layer below; keys before the rotary embedding. None in the lowest layer.
+        """
+        raise SemkvError(f"{type(self).__name__} predicts nothing from other layers")
 
     def prepare(self, prompt: Tensor) -> None:  # noqa: B027 - most coders need not know it
         """The 16-bit prompt [heads, tokens, head_dim] of what will be coded, before anything is."""

@@ -1,20 +1,23 @@
 """Steps that know the model: the rotary embedding undone, and what is fitted to each channel by a calibration."""
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor
 
-from semkv_bench.checks import number
+from semkv_bench.checks import number, whole
 from semkv_bench.errors import SemkvError
 from semkv_bench.kernels.numerics import to_float16
 from semkv_bench.models.rotary import Rotary
 from semkv_bench.quantizers.parts import Place, State
 from semkv_bench.quantizers.transforms import Kept, Step
 
-__all__ = ["Centre", "Permute", "Thresholds", "Unrope"]
+__all__ = ["Centre", "Permute", "Predict", "Thresholds", "Unrope"]
+
+_Some = TypeVar("_Some", bound=Step)
 
 
 @dataclass(frozen=True)
@@ -35,17 +38,11 @@ class Unrope(Step):
 
     def bound(self, place: Place, state: State) -> Self:
         """See ``Part``."""
-        return self._changed(_rotary=place.rotary)
+        return _changed(self, _rotary=place.rotary)
 
     def placed(self, start: int) -> Self:
         """See ``Step``."""
-        return self._changed(_start=start)
-
-    def _changed(self, **values: object) -> Self:
-        made = copy.copy(self)
-        for name, value in values.items():
-            object.__setattr__(made, name, value)
-        return made
+        return _changed(self, _start=start)
 
     def apply(self, y: Tensor, prompt: Tensor | None = None) -> tuple[Tensor, Kept]:
         """See ``Step``."""
@@ -65,6 +62,14 @@ class Unrope(Step):
         positions = torch.arange(self._start, self._start + line.shape[1], device=y.device)
         turn = self._rotary.undo if back else self._rotary.apply
         return turn(line, positions).float().unflatten(1, (y.shape[0], -1)).transpose(0, 1)
+
+
+def _changed(step: _Some, **values: object) -> _Some:
+    """A copy of a frozen step with what it is told of its place."""
+    made = copy.copy(step)
+    for name, value in values.items():
+        object.__setattr__(made, name, value)
+    return made
 
 
 @dataclass(frozen=True)
@@ -154,3 +159,71 @@ class Permute(Step):
     def _taken(y: Tensor, order: Tensor) -> Tensor:
         lines = y.transpose(1, 2).flatten(2)[..., order]
         return lines.unflatten(-1, (y.shape[1], -1)).transpose(1, 2)
+
+
+_RIDGE = 1e-4
+
+
+@dataclass(frozen=True)
+class Predict(Step):
+    """What the layer below tells of a token is taken away: the rest is coded (AQUA-KV).
+
+    Keys, before the rotary embedding and of all heads, are predicted from those of the layer below, values from the
+    keys of their own layer and the values of the one below, as the cache gives all of these back: linearly, by least
+    squares on a calibration that is itself coded at ``fit_levels`` levels. The lowest layer is coded as it is.
+    """
+
+    calibrated: ClassVar[bool] = True
+    predicts: ClassVar[bool] = True
+    _below: ClassVar[Tensor | None] = None
+    fit_levels: int = 4
+
+    def __post_init__(self) -> None:
+        whole("predict.fit_levels", self.fit_levels, 2)
+
+    @property
+    def unpackable(self) -> str | None:
+        """See ``Step``."""
+        return "predictions from the layer below are simulated"
+
+    def beside(self, below: Sequence[Tensor]) -> Self:
+        """See ``Step``."""
+        return _changed(self, _below=_lines(below) if below else None)
+
+    def fit(self, y: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
+        """See ``Part``: a weight of every value below, and a constant, for every channel; nothing without any below."""
+        target = _lines(y[0][None])
+        if self._below is None:
+            return {"weights": to_float16(target.new_zeros(0, target.shape[1]))}
+        known = _with_one(self._below).double()
+        square = known.T @ known
+        square.diagonal().add_(_RIDGE * square.diagonal().mean())
+        return {"weights": to_float16(torch.linalg.solve(square, known.T @ target.double()).float())}
+
+    def apply(self, y: Tensor, prompt: Tensor | None = None) -> tuple[Tensor, Kept]:
+        """See ``Step``."""
+        return y - self._predicted(y), ()
+
+    def undo(self, values: Tensor, kept: Kept) -> Tensor:
+        """See ``Step``."""
+        return values + self._predicted(values)
+
+    def _predicted(self, y: Tensor) -> Tensor:
+        """[units, heads, tokens, channels] as y."""
+        weights = self.fitted("weights").float()
+        if not len(weights):
+            return torch.zeros_like(y)
+        if self._below is None:
+            raise SemkvError("what the layer below gives back is not known; tell the coder by beside")
+        found = _with_one(self._below) @ weights.to(y.device)
+        units, heads, tokens, channels = y.shape
+        return found.view(units, tokens, heads, channels).transpose(1, 2)
+
+
+def _lines(parts: Sequence[Tensor]) -> Tensor:
+    """[heads, tokens, channels] each as float32 [tokens, channels of all heads of all of them]."""
+    return torch.cat([part.float().transpose(0, 1).flatten(1) for part in parts], dim=1)
+
+
+def _with_one(lines: Tensor) -> Tensor:
+    return torch.cat([lines, lines.new_ones(len(lines), 1)], dim=1)

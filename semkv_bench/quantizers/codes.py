@@ -26,16 +26,19 @@ __all__ = ["Code", "PolarCode", "Uniform", "VectorCode"]
 class Code(Part, ABC):
     """How the values of a group are coded."""
 
-    def encode(self, grouped: Tensor, levels: int) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Whole codes 0..levels-1, float32 [..., members], each last axis one group, and 16-bit metadata [..., 1]."""
+    def encode(self, grouped: Tensor, levels: int | Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Whole codes 0..levels-1, float32 [..., members], each last axis one group, and 16-bit metadata [..., 1].
+
+        levels: of all groups, or, for codes that can, of each [..., 1].
+        """
         raise NotImplementedError
 
     def decode(self, codes: Tensor, stored: tuple[Tensor, ...], levels: int | Tensor) -> Tensor:
         """Values float32 [..., members]; levels: of all, or of every group, [..., 1]."""
         raise NotImplementedError
 
-    def quantize_dequantize(self, grouped: Tensor, levels: int) -> Tensor:
-        """What is read back of float32 [..., members]."""
+    def quantize_dequantize(self, grouped: Tensor, levels: int | Tensor) -> Tensor:
+        """What is read back of float32 [..., members]; levels as of ``encode``."""
         return self.decode(*self.encode(grouped, levels), levels)
 
     @property
@@ -124,7 +127,7 @@ class Uniform(Code):
             return to_float16(x)
         return x.clamp(-_E4M3_MAX, _E4M3_MAX).to(torch.float8_e4m3fn).to(torch.float16)
 
-    def encode(self, grouped: Tensor, levels: int) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def encode(self, grouped: Tensor, levels: int | Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """See ``Code``: with each group its scale and its zero, mean or whole zero point."""
         if self.arithmetic == "float16":
             return _in_half(grouped, levels)
@@ -170,12 +173,12 @@ class Uniform(Code):
         codes = places.clamp(0, top).round() if self.half == "even" else (places + 0.5).floor().clamp(0, top)
         return codes, scale, zero
 
-    def _around_mean(self, x: Tensor, span: Tensor, levels: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _around_mean(self, x: Tensor, span: Tensor, levels: int | Tensor) -> tuple[Tensor, Tensor, Tensor]:
         middle, step = self._stored(x.mean(-1, keepdim=True)), self._stored(span / levels)
         lowest = -(levels // 2)
         divisor = step.float().masked_fill(step == 0, math.inf)
-        codes = ((x - middle.float()) / divisor).round().clamp(lowest, lowest + levels - 1)
-        return codes - lowest, step, middle
+        codes = ((x - middle.float()) / divisor).round() - lowest
+        return codes.clamp(min=0).clamp(max=levels - 1), step, middle
 
 
 def _in_half(x: Tensor, levels: int) -> tuple[Tensor, tuple[Tensor, ...]]:
@@ -211,12 +214,13 @@ class VectorCode(Code):
     """``dim`` neighbouring values of unit variance by the nearest of a fixed set of points (NSNQuant).
 
     The points are a seeded k-means of normal samples, so they are those of the paper in spirit only. With L levels
-    there are L**dim of them for ``dim`` values; above two levels signs are coded apart, and (L/2)**dim points are
-    magnitudes. Nothing is stored with a group.
+    there are L**dim of them for ``dim`` values; above two levels ``signs`` are coded apart, unless that is false, and
+    (L/2)**dim points are magnitudes. Nothing is stored with a group.
     """
 
     dim: int = 8
     most: int = 4
+    signs: bool = True
     metadata_bits: float = 0
 
     def check_levels(self, levels: int) -> None:
@@ -226,6 +230,11 @@ class VectorCode(Code):
                 f"a vector code of {self.dim} values has at most {self.most} levels, not {levels}: "
                 f"grid.levels=[{','.join(map(str, range(self.most, 1, -1)))}]"
             )
+
+    def check_members(self, members: float) -> None:
+        """See ``Code``."""
+        if members % self.dim:
+            raise UsageError(f"code.dim={self.dim} does not divide the {members:g} channels of a group")
 
     def bits(self, levels: int) -> tuple[float, float]:
         """See ``Code``."""
@@ -246,7 +255,7 @@ class VectorCode(Code):
         return found.view(grouped.shape)
 
     def _points(self, levels: int) -> tuple[int, int]:
-        signs = levels > 2
+        signs = self.signs and levels > 2
         return round((levels / 2 if signs else levels) ** self.dim), int(signs)
 
 

@@ -1,15 +1,19 @@
 """What a method keeps beside its codes: outliers, tokens and channels that are coded better, a low-rank residual."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from semkv_bench.checks import choice, number, whole
+from semkv_bench.errors import UsageError
+from semkv_bench.grid.levels import MAX_LEVELS, packing_plan
 from semkv_bench.kernels.numerics import to_float16
 
-__all__ = ["Channels", "LowRank", "Mix", "Outliers", "Pivots"]
+__all__ = ["Budget", "Channels", "LowRank", "Mix", "Outliers", "Pivots"]
 
 Coding = Callable[[Tensor, int], Tensor]
 
@@ -184,3 +188,77 @@ class Mix:
     fraction: float = 0.6
     metric: str = "attention_window"
     scope: str = "layer"
+
+
+_COUNT_BITS, _HALVINGS = 8, 40
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A level count for every vector, by the error that it may have (QAQ).
+
+    A vector of range r that may be off by e has ceil(r / (2 e) + 1) levels, from ``floor`` to ``ceiling``. Keys may all
+    be off by as much. Values may be off by as much as the inverse of the attention that their token has from the last
+    ``window`` tokens of the prompt; the last window - 1 tokens, which too few have seen, have most levels. A grid point
+    is the budget: e is the least for which the vectors of a stretch take no more bits on average than codes of that
+    many levels, so that what a setting costs is known before. Each vector's level count takes 8 bits.
+    """
+
+    floor: int = 2
+    ceiling: int = MAX_LEVELS
+    window: int = 5
+
+    def __post_init__(self) -> None:
+        whole("budget.floor", self.floor, 2, MAX_LEVELS)
+        whole("budget.ceiling", self.ceiling, self.floor, MAX_LEVELS)
+        whole("budget.window", self.window, 1)
+
+    @property
+    def metric(self) -> str:
+        """The importance metric that tells the attention which tokens have from the last ones."""
+        return f"attention_window-{self.window}"
+
+    def check_levels(self, levels: int) -> None:
+        """Raise UsageError where no vectors can have ``levels`` levels on average."""
+        if not self.floor <= levels <= self.ceiling:
+            raise UsageError(
+                f"a budget of {levels} levels is not within budget.floor={self.floor} and "
+                f"budget.ceiling={self.ceiling}"
+            )
+
+    def levels(self, y: Tensor, budget: int, attention: Tensor | None) -> Tensor:
+        """Levels int64 [units, heads, tokens, 1] of the vectors y [units, heads, tokens, channels].
+
+        attention: of the tokens, float32 [tokens], for values of a prompt; None: all may be off by as much.
+        """
+        span = y.amax(-1, keepdim=True) - y.amin(-1, keepdim=True)
+        first = torch.zeros_like(span, dtype=torch.bool)
+        if attention is not None:
+            span = span * attention.to(span).view(-1, 1)
+            first[:, :, max(0, y.shape[2] - self.window + 1) :] = True
+        price = _packed().to(span.device)
+        allowed = packing_plan(budget).packed_bits * span.numel() * (1 + 1e-9)
+
+        def counts(log_error: float) -> Tensor:
+            told = (span.double() / (2 * math.exp(log_error)) + 1).ceil().clamp(self.floor, self.ceiling)
+            return torch.where(first, self.ceiling, told.long())
+
+        if not bool((span > 0).any()):
+            return torch.full_like(span, budget, dtype=torch.int64)
+        if float(price[counts(math.inf)].sum()) > allowed:
+            first[:] = False  # too short for that many at the most levels
+        low, high = (math.log(float(part)) for part in (span[span > 0].min() / 1e3, span.max()))
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            low, high = (low, middle) if float(price[counts(middle)].sum()) <= allowed else (middle, high)
+        return counts(high)
+
+    def bits(self, head_dim: int) -> float:
+        """Bits per coded value."""
+        return _COUNT_BITS / head_dim
+
+
+@cache
+def _packed() -> Tensor:
+    """Packed bits of a code by its number of levels, float64 [MAX_LEVELS + 1]; what has none is never asked for."""
+    return torch.tensor([0.0, 0.0, *(packing_plan(n).packed_bits for n in range(2, MAX_LEVELS + 1))]).double()

@@ -2,8 +2,9 @@
 
 A method is one YAML file whose ``_target_`` is ``semkv_bench.quantizers.Method``. Its sides name their parts: steps
 of ``transform`` and the ``code`` by ``_target_``, the others (``group``, ``keep``, ``outliers``, ``channels``,
-``pivots``, ``residual``, ``layers``, ``mix``) by their fields alone. To add a part, write a frozen dataclass after the
-contract at the top of transforms.py, codes.py or exact.py; to add a method of parts that exist, write the YAML file.
+``pivots``, ``residual``, ``layers``, ``mix``, ``budget``) by their fields alone. To add a part, write a frozen
+dataclass after the contract at the top of transforms.py, codes.py or exact.py; to add a method of parts that exist,
+write the YAML file.
 """
 
 import copy
@@ -28,7 +29,7 @@ from semkv_bench.kernels.numerics import check_rows, finite_cast
 from semkv_bench.quantizers import calibration
 from semkv_bench.quantizers.base import Coder, Encoded, NonFiniteError, Quantizer, Sides
 from semkv_bench.quantizers.codes import Code, Uniform
-from semkv_bench.quantizers.exact import Channels, LowRank, Mix, Outliers, Pivots
+from semkv_bench.quantizers.exact import Budget, Channels, LowRank, Mix, Outliers, Pivots
 from semkv_bench.quantizers.granularity import TOGETHER, Granularity
 from semkv_bench.quantizers.groups import CLASS, Group
 from semkv_bench.quantizers.packing import LayoutOf, Packed, Stream
@@ -44,6 +45,7 @@ _PARTS = {
     "pivots": Pivots,
     "residual": LowRank,
     "mix": Mix,
+    "budget": Budget,
 }
 
 _BY_TOKEN, _EVEN = Group(), Uniform()
@@ -68,6 +70,7 @@ class Side(Quantizer):
     pivots: Pivots | None = None
     residual: LowRank | None = None
     mix: Mix | None = None
+    budget: Budget | None = None
     tile: int | None = None
     levels: int | None = None
     calibration: str | None = None
@@ -82,6 +85,10 @@ class Side(Quantizer):
         if any(step.positional for step in self.transform[1:]):
             raise UsageError(
                 f"{self.name}: what undoes the rotary embedding must be the first step of its keys"
+            )
+        if self.budget is not None and (self.group != _BY_TOKEN or self.mix is not None):
+            raise UsageError(
+                f"{self.name}: a budget is for groups of one head's vector each, and for no mix beside it"
             )
         if self.levels is not None:
             check_levels([self.levels])
@@ -99,6 +106,8 @@ class Side(Quantizer):
         by_class = self.group.tokens == CLASS
         whole = any(not step.per_token and not step.tiled for step in self.transform)
         over_tokens = self.outliers is not None and self.outliers.over == "channel"
+        if self.budget is not None:
+            return Granularity(None, mixed=False)
         if by_class or whole or over_tokens or self.residual is not None:
             return Granularity(None, mixed=by_class or self.group.axis == "token")
         if any(step.tiled for step in self.transform):
@@ -112,14 +121,16 @@ class Side(Quantizer):
         return self.pivots if self.pivots is not None and self.pivots.metric is None else None
 
     @property
-    def pivot_metric(self) -> str | None:
+    def prompt_metric(self) -> str | None:
         """See ``Quantizer``."""
+        if self.budget is not None and self.side == "values":
+            return self.budget.metric
         return None if self.pivots is None else self.pivots.metric
 
     @property
     def pivot_tokens(self) -> int:
         """See ``Quantizer``."""
-        return 0 if self.pivot_metric is None else self.pivots.entries
+        return 0 if self.pivots is None or self.pivots.metric is None else self.pivots.entries
 
     @property
     def _block(self) -> int:
@@ -160,17 +171,25 @@ class Side(Quantizer):
         told = repr((self.transform, self.group, self.code, self.outliers, self.keep.sinks))
         return hashlib.sha256(told.encode()).hexdigest()[:16]
 
-    def fit(self, x: Tensor, weights: Tensor | None = None) -> dict[str, Tensor]:
+    @property
+    def predicts(self) -> bool:
+        """Does it code what the layer below does not tell?"""
+        return any(step.predicts for step in self.transform)
+
+    def fit(
+        self, x: Tensor, weights: Tensor | None = None, below: Sequence[Tensor] = ()
+    ) -> dict[str, Tensor]:
         """What a calibration keeps for one layer, by ``PART:NAME``.
 
         x: [heads, tokens, head_dim], the keys of a positional method before the rotary embedding. weights: squared
-        gradients of the loss by x.
+        gradients of the loss by x. below: as of ``Coder.beside``.
         """
         place, y = Place(0, self.side), x.float()[None]
         weights = None if weights is None else weights.float()[None]
         found: dict[str, dict[str, Tensor]] = {}
         for number, step in enumerate(self.transform):
             if not step.positional:
+                step = step.beside(below)
                 found[f"transform.{number}"] = step.fit(y, weights)
                 y = step.bound(place, found[f"transform.{number}"]).apply(y)[0]
         found["group"] = self.group.fit(y, weights)
@@ -180,6 +199,16 @@ class Side(Quantizer):
             weights = (torch.ones_like(y) if weights is None else weights).masked_fill(mask, 0)
         found["code"] = self.code.fit(group.split(y), None if weights is None else group.split(weights))
         return {f"{part}:{name}": tensor for part, state in found.items() for name, tensor in state.items()}
+
+    def given_back(self, x: Tensor, state: Mapping[str, Tensor], below: Sequence[Tensor]) -> Tensor:
+        """What a side that predicts gives back of what it was fitted to; x itself of one that does not."""
+        if not self.predicts:
+            return x
+        plain = _replaced(self.bound(Place(0, self.side), state), calibration=None)
+        step = next(step for step in plain.transform if step.predicts)
+        coder = SideCoder(plain)
+        coder._steps = tuple(step for step in plain.transform if not step.positional)
+        return coder.beside(below).quantize_dequantize(x, torch.tensor([[step.fit_levels]]))[0]
 
     def bound(self, place: Place, state: Mapping[str, Tensor] | None = None) -> "Side":
         """The side at its place, with what ``fit`` gave there.
@@ -206,6 +235,8 @@ class Side(Quantizer):
                 "no grid, layers.levels or allocation changes that"
             )
         self.code.check_levels(levels)
+        if self.budget is not None:
+            self.budget.check_levels(levels)
 
     def metadata_bits(self, head_dim: int) -> float:
         """See ``Quantizer``: of one head's vector, where heads are coded alone, in a long sequence."""
@@ -220,6 +251,8 @@ class Side(Quantizer):
         bits += 0 if self.outliers is None else self.outliers.bits(shape.head_dim, shape.heads)
         if self.channels is not None:
             bits += 1 / tile
+        if self.budget is not None:
+            bits += self.budget.bits(shape.head_dim)
         if self._key_pivots is not None:
             bits += 16 * self.pivots.per_group / tile
         if self.residual is not None:
@@ -273,9 +306,9 @@ class Side(Quantizer):
             return "what is fitted to a model is simulated"
         if self.group.tokens == CLASS:
             return "its groups are all tokens of one level count"
-        for name in ("outliers", "channels", "pivots", "residual"):
+        for name in ("outliers", "channels", "pivots", "residual", "budget"):
             if getattr(self, name) is not None:
-                return f"its {name} are simulated" if name != "residual" else "its residual is simulated"
+                return f"its {name} {'are' if name.endswith('s') else 'is'} simulated"
         return next((reason for step in self.transform if (reason := step.unpackable)), None)
 
     def of_side(self, side: str) -> Quantizer:
@@ -381,11 +414,26 @@ class SideCoder(Coder):
         self._code = side.code
         self._steps = side.transform
         self._pivots: Tensor | None = None
+        self._attention: Tensor | None = None
 
-    def keeping(self, tokens: Tensor) -> "SideCoder":
+    @property
+    def predicts(self) -> bool:
+        """See ``Coder``."""
+        return self.side.predicts
+
+    def scored(self, scores: Tensor) -> "SideCoder":
+        """See ``Coder``: attention for a budget, or pivots, which score above 0."""
+        made = copy.copy(self)
+        if self.side.budget is not None:
+            made._attention = scores
+        else:
+            made._pivots = scores > 0
+        return made
+
+    def beside(self, below: Sequence[Tensor]) -> "SideCoder":
         """See ``Coder``."""
         made = copy.copy(self)
-        made._pivots = tokens
+        made._steps = tuple(step.beside(below) for step in self._steps)
         return made
 
     def at(self, place: Place) -> "SideCoder":
@@ -472,6 +520,8 @@ class SideCoder(Coder):
         if side._key_pivots is not None:
             mask = side.pivots.mask(y)
             source = torch.where(mask, _first_other(y, mask), y)
+        if side.budget is not None:
+            levels = side.budget.levels(source, levels, self._attention)[..., None]
         found = self._grouped(source, levels)
         if side.channels is not None:
             better = self._grouped(source, max(levels, side.channels.levels))
@@ -484,7 +534,7 @@ class SideCoder(Coder):
             found = found if mask is None else torch.where(mask, y, found)
         return found
 
-    def _grouped(self, y: Tensor, levels: int) -> Tensor:
+    def _grouped(self, y: Tensor, levels: int | Tensor) -> Tensor:
         group = self.side.group
         return group.join(self._code.quantize_dequantize(group.split(y), levels), y.shape[1])
 

@@ -7,6 +7,7 @@ write the class, name it by ``_target_`` in a method's ``transform``.
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -14,7 +15,7 @@ import torch
 from scipy import linalg
 from torch import Tensor
 
-from semkv_bench.checks import choice
+from semkv_bench.checks import choice, whole
 from semkv_bench.errors import UsageError
 from semkv_bench.kernels.numerics import to_float16
 from semkv_bench.quantizers.parts import Part
@@ -31,6 +32,7 @@ class Step(Part, ABC):
     tiled: ClassVar[bool] = False  # does it work on tiles of the method's block, and not on whole pieces?
     keeps: ClassVar[int] = 0  # how many tensors are kept to undo it
     positional: ClassVar[bool] = False  # does it hang on where in the sequence a token is?
+    predicts: ClassVar[bool] = False  # does it hang on what the cache gives back of the layer below?
 
     @property
     def unpackable(self) -> str | None:
@@ -52,6 +54,10 @@ class Step(Part, ABC):
         """The step for a stretch of tokens that begins at position ``start``."""
         return self
 
+    def beside(self, below: Sequence[Tensor]) -> Self:
+        """The step for a stretch of tokens of one row; ``below`` as of ``Coder.beside``."""
+        return self
+
     def check(self, head_dim: int) -> None:
         """Raise UsageError if vectors of ``head_dim`` values cannot be changed so."""
 
@@ -63,7 +69,7 @@ class Step(Part, ABC):
         return 0.0
 
 
-LARGEST = "largest"
+LARGEST, ALL = "largest", "all"
 _LEAST_LARGEST = 64
 
 
@@ -73,17 +79,23 @@ class Hadamard(Step):
 
     size: ``largest`` is the largest power of two that divides head_dim, at least 64 (llama.cpp's keys). signs: seed of
     random signs of the channels before it, drawn as vLLM does; None: no signs. normalised: false leaves the values
-    sqrt(size) times as large for the code. heads: so many neighbouring heads are one vector (RotateKV's 4).
+    sqrt(size) times as large for the code. heads: so many neighbouring heads are one vector (RotateKV's 4), or ``all``.
     """
 
     size: int | str | None = None
     signs: int | None = None
     normalised: bool = True
-    heads: int = 1
+    heads: int | str = 1
+
+    def __post_init__(self) -> None:
+        if self.heads != ALL:
+            whole("hadamard.heads", self.heads, 1)
 
     def check_heads(self, heads: int, head_dim: int) -> None:
         """See ``Step``."""
-        if heads % self.heads:
+        if self.heads == ALL:
+            self._check_width(head_dim * heads)
+        elif heads % self.heads:
             legal = [n for n in range(1, heads + 1) if heads % n == 0 and n & (n - 1) == 0]
             raise UsageError(
                 f"the Hadamard step joins {self.heads} heads, which do not divide this model's {heads} key-value "
@@ -92,7 +104,10 @@ class Hadamard(Step):
 
     def check(self, head_dim: int) -> None:
         """See ``Step``."""
-        head_dim *= self.heads
+        if self.heads != ALL:
+            self._check_width(head_dim * self.heads)
+
+    def _check_width(self, head_dim: int) -> None:
         size = self._size(head_dim)
         if self.size == LARGEST and size < _LEAST_LARGEST:
             raise UsageError(
@@ -110,28 +125,31 @@ class Hadamard(Step):
 
     def apply(self, y: Tensor, prompt: Tensor | None = None) -> tuple[Tensor, Kept]:
         """See ``Step``."""
-        y = self._joined(y)
+        heads, y = y.shape[1], self._joined(y)
         scale = math.sqrt(self._size(y.shape[-1])) if self.normalised else 1
-        return self._parted(self._turned(y.double() * self._signs(y), scale).float()), ()
+        return self._parted(self._turned(y.double() * self._signs(y), scale).float(), heads), ()
 
     def undo(self, values: Tensor, kept: Kept) -> Tensor:
         """See ``Step``; the matrix is symmetric: but for its scale its own inverse."""
-        values = self._joined(values)
+        heads, values = values.shape[1], self._joined(values)
         size = self._size(values.shape[-1])
         back = 1 if self.normalised else size
         turned = self._turned(values.double(), math.sqrt(size) if self.normalised else 1)
-        return self._parted((turned * self._signs(values) / back).float())
+        return self._parted((turned * self._signs(values) / back).float(), heads)
 
     def _joined(self, y: Tensor) -> Tensor:
         """[units, heads, tokens, channels] with ``heads`` heads' channels one behind the other."""
         if self.heads == 1:
             return y
-        return y.unflatten(1, (-1, self.heads)).transpose(2, 3).flatten(3)
+        return (
+            y.unflatten(1, (-1, y.shape[1] if self.heads == ALL else self.heads)).transpose(2, 3).flatten(3)
+        )
 
-    def _parted(self, y: Tensor) -> Tensor:
+    def _parted(self, y: Tensor, heads: int) -> Tensor:
+        """Inverse of ``_joined``, of ``heads`` heads in all."""
         if self.heads == 1:
             return y
-        return y.unflatten(3, (self.heads, -1)).transpose(2, 3).flatten(1, 2)
+        return y.unflatten(3, (heads // y.shape[1], -1)).transpose(2, 3).flatten(1, 2)
 
     def _turned(self, values: Tensor, scale: float) -> Tensor:
         # In float64: no code should hang on how a machine orders a sum.
@@ -151,20 +169,33 @@ def _signs(channels: int, seed: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Smooth(Step):
-    """Channels divided by max|x| ** alpha, per head, over the tokens of the piece or of the prompt.
+    """Channels divided by max|x| ** alpha, per head, over the tokens of the piece, of the prompt or of a calibration.
 
     tie_rope: channels c and c + head_dim/2 share the larger factor, so that it commutes with the rotary embedding
-    (QServe). Factors of the prompt belong to the sequence and are kept in float16.
+    (QServe). Factors of the prompt belong to the sequence and are kept in float16, those of a calibration to the model.
     """
 
-    per_token: ClassVar[bool] = False
     keeps: ClassVar[int] = 1
     alpha: float = 0.5
     source: str = "piece"
     tie_rope: bool = False
 
     def __post_init__(self) -> None:
-        choice("smooth.source", self.source, ("piece", "prompt"))
+        choice("smooth.source", self.source, ("piece", "prompt", "calibration"))
+
+    @property
+    def calibrated(self) -> bool:
+        """See ``Part``."""
+        return self.source == "calibration"
+
+    @property
+    def per_token(self) -> bool:
+        """See ``Step``."""
+        return self.calibrated
+
+    def fit(self, y: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
+        """See ``Part``."""
+        return {"factor": self._factor(y)} if self.calibrated else {}
 
     @property
     def unpackable(self) -> str | None:
@@ -175,13 +206,20 @@ class Smooth(Step):
         """See ``Step``."""
         if self.source == "prompt" and prompt is None:
             raise UsageError("smoothing from the prompt needs the prompt's keys and values")
-        largest = (y if self.source == "piece" else prompt[None]).abs().amax(2, keepdim=True)
+        if self.calibrated:
+            factor = self.fitted("factor").to(y.device)
+        else:
+            factor = self._factor(y if self.source == "piece" else prompt[None])
+        return y / factor.float(), (factor,)
+
+    def _factor(self, x: Tensor) -> Tensor:
+        """Float16 [units, heads, 1, channels] of x [units, heads, tokens, channels]."""
+        largest = x.abs().amax(2, keepdim=True)
         if self.tie_rope:
             half = largest.unflatten(-1, (2, -1)).amax(-2, keepdim=True)
             largest = half.expand(*half.shape[:-2], 2, half.shape[-1]).flatten(-2)
         factor = to_float16(largest**self.alpha)
-        factor = factor.masked_fill(factor == 0, 1)
-        return y / factor.float(), (factor,)
+        return factor.masked_fill(factor == 0, 1)
 
     def undo(self, values: Tensor, kept: Kept) -> Tensor:
         """See ``Step``."""
@@ -189,7 +227,7 @@ class Smooth(Step):
 
     def bits(self, head_dim: int, heads: int, tokens: int | None, tile: int) -> float:
         """See ``Step``."""
-        return 0.0 if tokens is None else 16 / tokens
+        return 0.0 if tokens is None or self.calibrated else 16 / tokens
 
 
 @dataclass(frozen=True)
@@ -216,13 +254,21 @@ class Shift(Step):
 
 @dataclass(frozen=True)
 class Normalise(Step):
-    """Every vector scaled to the norm sqrt(head_dim); the factor is kept in float16."""
+    """Every vector scaled to a mean square of 1; the factor is kept in float16.
+
+    heads: a vector is that of ``each`` head, or those of ``all`` heads of a token one behind the other (AQUA-KV).
+    """
 
     keeps: ClassVar[int] = 1
+    heads: str = "each"
+
+    def __post_init__(self) -> None:
+        choice("normalise.heads", self.heads, ("each", ALL))
 
     def apply(self, y: Tensor, prompt: Tensor | None = None) -> tuple[Tensor, Kept]:
         """See ``Step``."""
-        size = torch.linalg.vector_norm(y, dim=-1, keepdim=True) / math.sqrt(y.shape[-1])
+        over, members = ((1, 3), y.shape[1] * y.shape[3]) if self.heads == ALL else (-1, y.shape[3])
+        size = torch.linalg.vector_norm(y, dim=over, keepdim=True) / math.sqrt(members)
         scale = to_float16(size)
         return y / scale.float().masked_fill(scale == 0, math.inf), (scale,)
 
@@ -232,7 +278,7 @@ class Normalise(Step):
 
     def bits(self, head_dim: int, heads: int, tokens: int | None, tile: int) -> float:
         """See ``Step``."""
-        return 16 / head_dim
+        return 16 / (head_dim * heads if self.heads == ALL else head_dim)
 
 
 @dataclass(frozen=True)

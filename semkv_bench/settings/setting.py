@@ -243,13 +243,13 @@ class Setting:
         """The same by whether the question is in sight of the metric, ``seen`` or ``unseen``."""
         question = getattr(self.prune, "question", "seen")
         found = {each: self.metrics if each == question else set() for each in ("seen", "unseen")}
-        return {**found, "seen": found["seen"] | self.pivot_metrics}
+        return {**found, "seen": found["seen"] | self.prompt_metrics}
 
     @property
-    def pivot_metrics(self) -> set[str]:
+    def prompt_metrics(self) -> set[str]:
         """Labels of the metrics that mark tokens of the prompt which stay in 16 bits."""
         sides = [side for side in (self.keys, self.values) if side is not None]
-        return {metric for side in sides if (metric := side.quantizer.pivot_metric) is not None}
+        return {metric for side in sides if (metric := side.quantizer.prompt_metric) is not None}
 
     @property
     def seeded(self) -> bool:

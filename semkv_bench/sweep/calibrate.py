@@ -68,12 +68,16 @@ def calibrate(config: DictConfig) -> Path:
 
 def fit_layers(sides: Sequence[Side], seen: Seen, layers: Sequence[int]) -> dict[str, torch.Tensor]:
     """What is kept of every layer and side, by ``LAYER/SIDE/PART:NAME``; ``seen`` is emptied on the way."""
-    found = {}
+    found, known = {}, {}
     steps = [(layer, side) for layer in layers for side in sides]
     for layer, side in track(iter(steps), len(steps), "fitting", ERR):
         values, weights = seen.of(layer, side.side)
-        fitted = side.fit(values, weights if side.code.weighted else None)
+        # What the layer below gives back; of values, what their own keys do as well.
+        below = [known[name] for name in SIDES[: SIDES.index(side.side) + 1]] if layer != layers[0] else []
+        fitted = side.fit(values, weights if side.code.weighted else None, below)
         found |= {f"{layer}/{side.side}/{name}": tensor for name, tensor in fitted.items()}
+        coded = side.layers.stored(layer, 1 + max(layers))
+        known[side.side] = side.given_back(values, fitted, below) if coded else values
     return found
 
 

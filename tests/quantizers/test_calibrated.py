@@ -141,7 +141,7 @@ def test_more_levels_of_neighbours_are_refused_in_one_line():
 
 
 def test_a_method_that_is_not_fitted_names_the_command():
-    for name in ("kvquant", "skvq", "rotatekv", "wkvquant_lite", "cq"):
+    for name in ("kvquant", "skvq", "rotatekv", "wkvquant_lite", "cq", "aquakv"):
         side = method(name).keys
         assert side.calibrated and side.positional
         with pytest.raises(MissingError, match=f"semkv-bench calibrate model=... quantizer={name}"):
@@ -159,3 +159,26 @@ def test_keys_are_coded_as_before_the_rotary_embedding():
         back = side.coder(64).placed(start).quantize_dequantize(keys, levels)[0]
         found.append(turn.undo(back.double(), places).float())
     torch.testing.assert_close(*found, atol=1e-4, rtol=1e-4)
+
+
+def test_smoothing_by_a_calibration_is_the_models_and_costs_nothing():
+    step = {
+        "_target_": "semkv_bench.quantizers.Smooth",
+        "alpha": 0.5,
+        "source": "calibration",
+        "tie_rope": True,
+    }
+    side = method("qserve", keys={"transform": [step]}).keys
+    assert side.calibrated and not side.positional and side.granularity.tokens == 1
+    assert side.storage(16, 128, 8).effective_bits == 4.25
+    seen = normal(2, 200, 64, seed=1)
+    seen[:, :, 3] *= 100
+    made = side.bound(PLACE, side.fit(seen))
+    factor = made.transform[0].apply(normal(1, 2, 5, 64))[1][0]
+    largest = seen.abs().amax(1)
+    paired = torch.maximum(largest, largest.roll(32, -1))  # channels c and c + 32 share the larger
+    torch.testing.assert_close(factor[0, :, 0].float(), paired.sqrt(), rtol=1e-3, atol=0)
+    # Another prompt's own largest values decide nothing.
+    x = normal(2, 30, 64, seed=2)
+    parts = [made.coder(64).quantize_dequantize(part, torch.tensor([[8]]))[0] for part in x.split([1, 29], 1)]
+    assert torch.equal(torch.cat(parts, 1), made.coder(64).quantize_dequantize(x, torch.tensor([[8]]))[0])

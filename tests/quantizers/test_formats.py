@@ -1,6 +1,5 @@
 """Serving formats against the engines' own arithmetic: gguf's, torch's, torchao's, and the formulas written out."""
 
-import json
 import re
 
 import gguf
@@ -9,7 +8,6 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from semkv_bench.cli import main
 from semkv_bench.config.choices import choice_file
 from semkv_bench.config.compose import build
 from semkv_bench.errors import UsageError
@@ -291,38 +289,6 @@ def test_a_code_without_renormalisation_is_shorter():
     assert float(LloydMax().quantize_dequantize(turned, 4).norm(dim=-1).mean()) < 0.96
 
 
-# Bits of keys and values of a coded value, head_dim 128, 8 KV heads, at any number of tokens.
-BITS = {
-    **dict.fromkeys(("q8_0", "q8_0_rotated"), (8.5, 8.5)),
-    **dict.fromkeys(("q5_1", "q5_1_rotated"), (6, 6)),
-    **dict.fromkeys(("q5_0", "q5_0_rotated"), (5.5, 5.5)),
-    **dict.fromkeys(("q4_1", "q4_1_rotated"), (5, 5)),
-    **dict.fromkeys(("q4_0", "q4_0_rotated", "iq4_nl", "iq4_nl_rotated"), (4.5, 4.5)),
-    **dict.fromkeys(("fp8", "fp8_e5m2"), (8, 8)),
-    **dict.fromkeys(("fp8_per_token_head", "vllm_int8_per_token_head"), (8.25, 8.25)),
-    **dict.fromkeys(("nvfp4", "sglang_fp4", "mlx_affine", "ggml_sym"), (4.5, 4.5)),
-    **dict.fromkeys(("mxfp4", "vllm_int4_per_token_head"), (4.25, 4.25)),
-    "ggml_asym": (5, 5),
-    "vllm_turboquant_4bit_nc": (4.125, 4.25),
-    "vllm_turboquant_k3v4_nc": (3.125, 4.25),
-    "vllm_turboquant_3bit_nc": (3.125, 3.25),
-    "vllm_turboquant_k8v4": (8, 4.25),
-}
-
-
-def test_every_format_is_priced():
-    assert set(BITS) == {*FIXED, *GRIDDED}
-
-
-@pytest.mark.parametrize("name", BITS)
-def test_bits_of_a_format(name):
-    made, shape = method(name), SideShape(8, 128)
-    (setting,) = uniform_settings(made.keys, made.values, [16])
-    for tokens in (1000, 4000, 32000):
-        found = setting.planned_layer(LayerShape(shape, shape), tokens)
-        assert (found.key_cache_bits, found.value_cache_bits) == pytest.approx(BITS[name], abs=0.002)
-
-
 @pytest.mark.parametrize("name", FIXED)
 def test_a_format_is_one_setting_whatever_the_grid(name):
     made = method(name)
@@ -462,13 +428,3 @@ def test_keys_are_rotated_by_the_largest_matrix_that_fits():
     wide = torch.zeros(1, 1, 1, 128)
     wide[..., 0] = 1
     assert [int((s.transform[0].apply(wide)[0] != 0).sum()) for s in (made.keys, made.values)] == [128, 64]
-
-
-def test_the_command_prices_a_layer_that_is_coded(capsys):
-    """Without a model, the layers that a preset skips are none of those that are priced."""
-    asked = ["quantizer=vllm_turboquant_3bit_nc", "head_dim=128", "kv_heads=8", "tokens=32000", "--json"]
-    assert main(["storage", *asked]) == 0
-    row = json.loads(capsys.readouterr().out)
-    bits = [row[name] for name in ("cache_bits", "key_cache_bits", "value_cache_bits")]
-    assert bits == pytest.approx([3.1875, 3.125, 3.25]) and row["setting"] == "vllm_turboquant_3bit_nc"
-    assert main(["storage", "quantizer=nvfp4", "head_dim=40"]) == 2

@@ -56,11 +56,11 @@ def of(folder):
     return ["model=custom", f"model.path={folder}"]
 
 
-METHODS = ["kvquant", "skvq", "rotatekv", "wkvquant_lite", "cq"]
+METHODS = ["kvquant", "skvq", "rotatekv", "wkvquant_lite", "cq", "aquakv"]
 SHORTER = {"skvq": ["quantizer.keys.keep.recent=4", "quantizer.values.keep.recent=4"]}
 
 
-@pytest.mark.parametrize("name", thinned(METHODS, "kvquant", "cq"))
+@pytest.mark.parametrize("name", thinned(METHODS, "kvquant", "aquakv"))
 def test_a_method_is_fitted_and_swept(here, four_heads, name, capsys):
     assert main(["calibrate", *of(four_heads), f"quantizer={name}", *SMALL]) == 0
     run = here / "runs" / name
