@@ -308,6 +308,23 @@ def _show(given: Given) -> None:
     show_examples(run, keys["setting"], keys["only"], OUT)
 
 
+def _badge(given: Given) -> None:
+    runs = [a.partition("=")[2] if a.startswith("run=") else a for a in given.arguments]
+    if len(runs) != 1 or given.arguments[0].partition("=")[0] not in (runs[0], "run"):
+        raise UsageError("badge takes one folder of a run or a report: semkv-bench badge run=DIR")
+    folder = Path(runs[0]).expanduser()
+    if not folder.is_dir():
+        raise MissingError(f"{folder} does not exist; give run=DIR of a sweep or a report")
+    from semkv_bench.report.badge import badge, badge_line
+    from semkv_bench.report.several import report_in
+
+    report = report_in(folder, {})
+    if given.options.json:
+        given.tell(badge(report))
+    else:
+        print_plain(badge_line(report))
+
+
 def _completion(given: Given) -> None:
     shells = ("bash", "zsh")
     if len(given.arguments) != 1 or given.arguments[0] not in shells:
@@ -374,6 +391,14 @@ COMMANDS: dict[str, Command] = {
         "examples with question, expected answer and the first difference from full precision; only=lost|won|changed",
         "run=DIR setting=affine-L4 [only=lost]",
         keys=("run", "setting", "only"),
+        bare="run",
+    ),
+    "badge": Command(
+        _badge,
+        "a line for a model card: the cheapest safe cache with its evidence; --json for an endpoint of shields.io",
+        "run=DIR",
+        keys=("run",),
+        options=(_JSON,),
         bare="run",
     ),
     "measure": Command(

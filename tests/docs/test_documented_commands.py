@@ -135,6 +135,8 @@ def _cheap(command: list[str], model, run) -> list[str]:
     if name == "show":
         kept = [o for o in overrides if not o.startswith("run=")]
         return [name, f"run={run}", *(kept or ["setting=affine-L4"])]
+    if name == "badge":
+        return [name, *options, f"run={run}"]
     if name == "measure":
         return [name, *options, f"run={run}", "setting=affine-L4", "examples=1"]
     if name in ("storage", "models"):
@@ -218,7 +220,11 @@ def _task_of_experiment(experiment: str | None) -> str:
 def test_as_it_is_written(page, command, here):
     """Every choice, key and value exists, and the settings that they name can be built."""
     name, overrides, options, folders = _split(command)
-    if name in ("models", "doctor", "show", "atlas") or not overrides or set(options) & {"-h", "--help"}:
+    if (
+        name in ("models", "doctor", "show", "atlas", "badge")
+        or not overrides
+        or set(options) & {"-h", "--help"}
+    ):
         return
     if name == "score":
         overrides = [o for o in overrides if "=" in o]
