@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 # Threads that spin at barriers slow everything tenfold as soon as anything else wants a core.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: demo test test-all check regress lint gpu-check clean
+.PHONY: demo test test-all check regress lint docs gpu-check clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -40,6 +40,12 @@ regress: $(INSTALLED)
 gpu-check: $(INSTALLED)
 	$(BIN)/python -m pytest -m "" tests/kernels
 	$(BIN)/python benchmarks/kernel_bandwidth.py
+
+# The documentation as a site, build/html; its configuration and Python pages come from the code.
+docs: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt ".[docs]"
+	$(BIN)/python scripts/site_pages.py
+	$(BIN)/mkdocs build --quiet
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check semkv_bench tests scripts benchmarks
