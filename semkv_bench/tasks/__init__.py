@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from semkv_bench.tasks.longbench import LongBench
     from semkv_bench.tasks.longbench_multiturn import LongBenchMultiturn
     from semkv_bench.tasks.longform import Longform
+    from semkv_bench.tasks.ruler import Ruler
     from semkv_bench.tasks.synthetic import Synthetic
     from semkv_bench.tasks.synthetic_multiturn import SyntheticMultiturn
     from semkv_bench.tasks.text import Text
@@ -21,6 +22,7 @@ __all__ = [
     "LongBench",
     "LongBenchMultiturn",
     "Longform",
+    "Ruler",
     "Synthetic",
     "SyntheticMultiturn",
     "Task",

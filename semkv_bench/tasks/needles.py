@@ -2,12 +2,13 @@
 
 import random
 from collections.abc import Callable, Sequence
+from functools import cache
 
 from semkv_bench.errors import UsageError
 from semkv_bench.tasks.encoding import Encoded
 from semkv_bench.tasks.haystack import insert_at
 
-__all__ = ["MAX_KEYS", "bury", "draw_depths", "draw_keys", "draw_values"]
+__all__ = ["MAX_KEYS", "bury", "draw_depths", "draw_keys", "draw_values", "filled"]
 
 _GOLDEN_RATIO = 0.6180339887498949
 
@@ -57,8 +58,25 @@ def bury(
         filler.extend(sentence() for _ in range(n - len(filler)))
         return " ".join(insert_at(filler[:n], needles, depths))
 
+    return filled(name, haystack, encode, limit)
+
+
+def filled(
+    name: str,
+    text: Callable[[int], str],
+    encode: Callable[[str], Encoded],
+    limit: int,
+    most: int | None = None,
+) -> tuple[Encoded, str]:
+    """The longest prompt of at most ``limit`` tokens that ``encode`` makes of ``text(n)``, and that text.
+
+    ``text(n)`` has ``n`` pieces of filler and grows with it; there are ``most`` of them, or as many as are wanted.
+    Raises UsageError, naming ``name``, where the text is longer than ``limit`` without any, or does not grow.
+    """
+
+    @cache
     def whole(n: int) -> Encoded:
-        return encode(haystack(n))
+        return encode(text(n))
 
     shortest = len(whole(0).input_ids)
     if shortest > limit:
@@ -67,17 +85,18 @@ def bury(
             "raise task.length or max_prompt_tokens"
         )
     fits, over = 0, 1
-    while len(whole(over).input_ids) <= limit:
+    while (most is None or over <= most) and len(whole(over).input_ids) <= limit:
         if over > limit:
             raise UsageError(
                 f"prompts of {name} do not grow with their text, so they cannot be filled up to {limit} tokens; "
                 "task.chat=false leaves the chat template out"
             )
         fits, over = over, 2 * over
+    over = over if most is None else min(over, most + 1)
     while over - fits > 1:
         middle = (fits + over) // 2
         if len(whole(middle).input_ids) <= limit:
             fits = middle
         else:
             over = middle
-    return whole(fits), haystack(fits)
+    return whole(fits), text(fits)
