@@ -81,8 +81,19 @@ class RowCoding:
                         target.delete(row, slice(0, length), evicted[row][self.places[index]])
                     elif row not in evicted:
                         self._delete(index, row, range(length), ranks)
-        for row in self.rows.rows:
+        for number, row in enumerate(self.rows.rows):
             self._settle_prompt(row)
+            if number in evicted and self.settings[number].prune.renumbered:
+                self._renumber(number, ~evicted[number][0, 0])
+
+    def _renumber(self, number: int, kept: Tensor) -> None:
+        """Turn the keys of a row to positions that count only the ``kept`` tokens, bool [tokens], of every head."""
+        rotary, true = self._rotary(), torch.arange(len(kept))
+        new = (kept.cumsum(0) - 1).clamp_min(0)
+        for index, layer in self.rows.attending.items():
+            keys = layer.part(number, slice(0, len(kept)))[0]
+            keys.copy_(rotary[index].apply(rotary[index].undo(keys.float(), true), new))
+        self.rows.rows[number].shift = int((~kept).sum())
 
     def _settle_prompt(self, row: Row) -> None:
         """Note what of the prompt is stored coded in a row."""
@@ -376,7 +387,10 @@ class RowCoding:
                 count,
                 self._seed,
             )
-        return self.notes.scores(label, self.rows.rows[row].index, slice(first, first + count))
+        noted = self.notes.scores(label, self.rows.rows[row].index, slice(first, first + count))
+        if not scored.reads_keys:
+            return noted
+        return scored.with_keys(noted, [self.rows.layers[index].part(row, here)[0] for index in self.places])
 
     def _setting(self, row: int) -> Setting:
         return self.settings[self.rows.rows[row].index]

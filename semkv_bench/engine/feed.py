@@ -77,10 +77,12 @@ def _places(loaded: LoadedModel, rows: RowCache, new: int) -> dict[str, Any]:
     """Positions and mask of ``new`` tokens a row, where they are not what transformers would think."""
     starts = rows.lengths
     even = min(starts) == max(starts)
-    if even and not loaded.later_calls.positions:
+    shifts = [row.shift for row in rows.rows]
+    if even and not loaded.later_calls.positions and not any(shifts):
         return {}
     places = torch.tensor(starts, device=loaded.device)[:, None] + torch.arange(new, device=loaded.device)
+    positions = places - torch.tensor(shifts, device=loaded.device)[:, None]
     if even:
-        return {"position_ids": places}
+        return {"position_ids": positions}
     mask = row_mask(loaded.model.config, places, max(starts) + new)
-    return {"position_ids": places, "attention_mask": mask}
+    return {"position_ids": positions, "attention_mask": mask}

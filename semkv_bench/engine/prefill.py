@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from semkv_bench.engine.rows import RowCache
-from semkv_bench.importance import observe
+from semkv_bench.errors import UsageError
+from semkv_bench.importance import Observer, metric, observe
 from semkv_bench.models.load import LoadedModel
 from semkv_bench.protocols.rule import Ranks
 
@@ -56,16 +57,56 @@ def prefill(
     cache = RowCache(loaded.model.config) if cache is None else cache
     cache.reserve(1, len(ids))
     batch = torch.tensor([list(ids)], device=loaded.device)
+    parts = ((metrics, len(ids)), (unseen, min(context or len(ids), len(ids))))
+    observers = [_observer(loaded, labels, tokens, seed) for labels, tokens in parts]
     with ExitStack() as stack:
-        observers = []
-        for labels, tokens in ((metrics, len(ids)), (unseen, min(context or len(ids), len(ids)))):
-            observer = observe(loaded, labels, tokens=tokens, seed=seed) if labels else None
-            observers.append(observer and stack.enter_context(observer))
+        for observer in filter(None, observers):
+            stack.enter_context(observer)
         for begin in range(0, len(ids), chunk or len(ids)):
             part = batch[:, begin : begin + (chunk or len(ids))]
             given = {"input_ids": part, "use_cache": True, loaded.cache_keyword: cache}
             if begin and loaded.later_calls.positions:
                 given["position_ids"] = torch.arange(begin, begin + part.shape[1], device=part.device)[None]
             output = loaded.decoder(**given)
-    scores = ({} if observer is None else observer.scores() for observer in observers)
+    scores = (
+        ({} if observer is None else observer.scores()) | _replayed(loaded, cache, labels, ids[:tokens])
+        for observer, (labels, tokens) in zip(observers, parts, strict=True)
+    )
     return Prefilled(cache, tuple(ids), output.last_hidden_state[0, -1], *scores)
+
+
+def _observer(loaded: LoadedModel, labels: Sequence[str], tokens: int, seed: int) -> Observer | None:
+    """Of the metrics that follow the prefill."""
+    followed = [label for label in labels if not metric(label).replays]
+    return observe(loaded, followed, tokens=tokens, seed=seed) if followed else None
+
+
+def _replayed(
+    loaded: LoadedModel, cache: RowCache, labels: Sequence[str], ids: Sequence[int]
+) -> dict[str, Tensor]:
+    """Scores of the metrics that feed the tokens ``ids``, the first of ``cache``, once more."""
+    found: dict[str, Tensor] = {}
+    for label in labels:
+        replaying = metric(label)
+        if not replaying.replays:
+            continue
+        if cache.recurrent:
+            raise UsageError(
+                f"{label} feeds the prompt twice, and {loaded.label} keeps states; use another score"
+            )
+        orders = replaying.orders(loaded.tokenizer, ids)
+        # A copy: what is fed behind a part of the prompt would overwrite the rest of it.
+        again = cache.beginning(len(ids), max(len(asked) for _, asked in orders))
+
+        def feed(asked: list[int], again: RowCache = again) -> None:
+            batch = torch.tensor([asked], device=loaded.device)
+            given = {"input_ids": batch, "use_cache": True, loaded.cache_keyword: again}
+            if loaded.later_calls.positions:
+                given["position_ids"] = torch.arange(len(ids), len(ids) + len(asked), device=batch.device)[
+                    None
+                ]
+            loaded.decoder(**given)
+            again.rewind(len(ids))
+
+        found[label] = replaying.replayed(loaded, len(ids), orders, feed)
+    return found

@@ -56,13 +56,15 @@ class Row:
     index: which setting it belongs to; reads: how often, summed over layers, attention was handed coded tokens. Of the
     keys and of the values: settled: tokens before the open stretch, coded or never to be coded; pieces: sizes of the
     stretches that were stored together as the setting says, in the layers that it codes. All other tokens are in 16
-    bits. A side that the setting leaves in 16 bits is counted with the other.
+    bits. A side that the setting leaves in 16 bits is counted with the other. shift: positions by which tokens stand
+    before their places, where those that a setting keeps were numbered anew.
     """
 
     index: int
     settled: tuple[int, int] = (0, 0)
     pieces: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     reads: int = 0
+    shift: int = 0
 
     @property
     def coded(self) -> tuple[int, int]:
@@ -285,6 +287,7 @@ class RowCache(Cache):
     def __init__(self, config: PreTrainedConfig):
         super().__init__(layers=[_row_layer(layer) for layer in cache_layers(config)])
         self.book: list[Row] = []
+        self._config = config
         self.attending = {i: layer for i, layer in enumerate(self.layers) if isinstance(layer, RowLayer)}
         self.recurrent = {i: layer for i, layer in enumerate(self.layers) if isinstance(layer, StateRows)}
         if not self.attending:
@@ -317,6 +320,16 @@ class RowCache(Cache):
             layer.reserve(rows, capacity, self.book)
         for layer in self.recurrent.values():
             layer.reserve_states(rows)
+
+    def beginning(self, tokens: int, room: int) -> "RowCache":
+        """A copy of the first row's first ``tokens`` tokens, with room for more; it has no states."""
+        copied = RowCache(self._config)
+        copied.reserve(1, tokens + room)
+        for index, target in copied.attending.items():
+            stored = tuple(side[:1, :, :tokens] for side in self.attending[index].stored())
+            for view, states in zip(target.take(tokens, like=stored), stored, strict=True):
+                view.copy_(states)
+        return copied
 
     def take_states(self, prompt: "RowCache") -> None:
         """Give every row the recurrent states that the only row of ``prompt`` has."""

@@ -16,6 +16,7 @@ from semkv_bench.kernels.numerics import Saturation
 from semkv_bench.models.architecture import begins_anew, reads_in_parts, supported_attention
 from semkv_bench.models.device import describe, effective, requested
 from semkv_bench.models.load import LoadedModel
+from semkv_bench.models.rotary import check_rotary
 from semkv_bench.protocols import Protocol
 from semkv_bench.quantizers.probe import probe_own
 from semkv_bench.settings.setting import FULL, Setting
@@ -63,6 +64,11 @@ class TransformersBackend(EngineOptions, Backend):
                     f"{source.name} has layers of {', '.join(map(str, sorted(heads)))} key-value heads; "
                     "allocation=evict needs the same number in all; use allocation=prune"
                 )
+        for setting in settings:
+            if setting.prune and setting.prune.per_head:
+                setting.prune.check_shape(len(shape.quantized_layers), shape.kv_heads)
+            if setting.prune and setting.prune.renumbered:
+                check_rotary(source.config(), source.name, setting.name, "use allocation.positions=true")
         if len(shape.quantized_layers) < shape.layers and pruned:
             raise UsageError(
                 f"pruning needs full attention in all layers, which {source.name} has in "

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from semkv_bench.importance.base import Metric, Needs
     from semkv_bench.importance.cake import Cake
     from semkv_bench.importance.choice import choices, metric
+    from semkv_bench.importance.expected_attention import ExpectedAttention
+    from semkv_bench.importance.fastgen import FastGen
     from semkv_bench.importance.h2o import H2O, H2OMean
     from semkv_bench.importance.hidden_drift import HiddenDrift
     from semkv_bench.importance.hidden_max import HiddenMax
@@ -17,9 +19,12 @@ if TYPE_CHECKING:
     from semkv_bench.importance.key_norm import KeyNorm
     from semkv_bench.importance.keydiff import KeyDiff
     from semkv_bench.importance.knorm import Knorm
+    from semkv_bench.importance.kvzip import KVzip
     from semkv_bench.importance.lagkv import LagKV
+    from semkv_bench.importance.leverage import Leverage
     from semkv_bench.importance.logit_entropy import LogitEntropy
     from semkv_bench.importance.observer import Observer, observe
+    from semkv_bench.importance.r_kv import RKV
     from semkv_bench.importance.random import Random
     from semkv_bench.importance.random_head import RandomHead
     from semkv_bench.importance.ranks import shared
@@ -29,20 +34,26 @@ if TYPE_CHECKING:
     from semkv_bench.importance.surprisal import Surprisal
     from semkv_bench.importance.tova import Tova
     from semkv_bench.importance.value_norm import ValueNorm
+    from semkv_bench.importance.window_shift import WindowEntropy, WindowVariance
 
 __all__ = [
     "H2O",
+    "RKV",
     "AttentionReceived",
     "AttentionWindow",
     "Cake",
+    "ExpectedAttention",
+    "FastGen",
     "H2OMean",
     "HiddenDrift",
     "HiddenMax",
     "HiddenNorm",
+    "KVzip",
     "KeyDiff",
     "KeyNorm",
     "Knorm",
     "LagKV",
+    "Leverage",
     "LogitEntropy",
     "Metric",
     "Needs",
@@ -55,6 +66,8 @@ __all__ = [
     "Surprisal",
     "Tova",
     "ValueNorm",
+    "WindowEntropy",
+    "WindowVariance",
     "choices",
     "metric",
     "observe",

@@ -104,7 +104,8 @@ class Metric(ABC):
 
     A subclass states the whole idea in one function of its family. A file of the group ``metric`` called by its
     ``name`` makes it a choice. needs: what it scores by; seeded: do its scores change with the seed? per_head: does it
-    score every key-value head by itself, [quantized layers, kv_heads, tokens]?
+    score every key-value head by itself, [quantized layers, kv_heads, tokens]? replays: is the prompt fed once more
+    after its prefill, by ``replayed``? reads_keys: do scores of generated tokens need their keys too (``with_keys``)?
     """
 
     name: ClassVar[str]
@@ -112,6 +113,8 @@ class Metric(ABC):
     needs: ClassVar[Needs] = Needs.RECORDER
     seeded: ClassVar[bool] = False
     per_head: ClassVar[bool] = False
+    replays: ClassVar[bool] = False
+    reads_keys: ClassVar[bool] = False
 
     @property
     def label(self) -> str:
@@ -129,6 +132,13 @@ class Metric(ABC):
     def always_kept(self, tokens: int, count: int) -> Tensor:
         """Of ``tokens`` tokens, bool [tokens], those that a method never deletes where it keeps ``count`` of them."""
         return torch.zeros(tokens, dtype=torch.bool)
+
+    def with_keys(self, received: Tensor, keys: Sequence[Tensor]) -> Tensor:
+        """Scores of generated tokens from their attention and keys; of metrics that ``reads_keys``.
+
+        received: attention [quantized layers, tokens] that they got; keys: of each layer, [kv_heads, tokens, head_dim].
+        """
+        raise NotImplementedError(f"{self.label} reads no keys")
 
     @classmethod
     def with_option(cls, option: str) -> "Metric":

@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from semkv_bench.importance.snapkv import WindowMetric
+from semkv_bench.importance.window_shift import variance
 
 __all__ = ["Cake"]
 
@@ -15,11 +17,16 @@ _GAMMA = 200
 class Cake(WindowMetric):
     """Mean attention from the window plus 200 times its variance over the window's queries (arXiv 2503.12491).
 
-    The score of CAKE alone; its own budgets by layer, from entropy and variance of a layer's attention, are not.
+    The paper's counts by layer are the budget ``cake``.
     """
 
     name = "cake"
+    sums = 2
 
-    def of_window(self, mean: Tensor, mean_square: Tensor) -> Tensor:
+    def summed(self, weights: Tensor, position: int, tokens: int) -> Tensor:
+        """See ``HeadAttentionMetric``."""
+        return torch.stack([weights.sum(1), weights.square().sum(1)])
+
+    def of_window(self, means: Tensor) -> Tensor:
         """See ``WindowMetric``."""
-        return mean + _GAMMA * (mean_square - mean.square()).clamp_min(0)
+        return means[0] + _GAMMA * variance(means, self.window)

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from semkv_bench.importance.heads import HeadAttentionMetric
+from semkv_bench.importance.base import Prompt
+from semkv_bench.importance.heads import HeadAttentionMetric, shared_keys
 
 __all__ = ["H2O", "H2OMean"]
 
@@ -28,9 +29,9 @@ class H2O(HeadAttentionMetric):
         """See ``HeadAttentionMetric``."""
         return 0
 
-    def score(self, sums: Tensor, squares: Tensor, kv_heads: int) -> Tensor:
+    def score(self, sums: Tensor, keys: Tensor, prompt: Prompt) -> Tensor:
         """See ``HeadAttentionMetric``."""
-        return sums.unflatten(0, (kv_heads, -1)).mean(1)
+        return shared_keys(sums[0], len(keys))
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class H2OMean(HeadAttentionMetric):
         """See ``HeadAttentionMetric``."""
         return 0
 
-    def score(self, sums: Tensor, squares: Tensor, kv_heads: int) -> Tensor:
+    def score(self, sums: Tensor, keys: Tensor, prompt: Prompt) -> Tensor:
         """See ``HeadAttentionMetric``."""
         seen_by = torch.arange(sums.shape[-1], 0, -1, device=sums.device)
-        return sums.unflatten(0, (kv_heads, -1)).mean(1) / seen_by
+        return shared_keys(sums[0], len(keys)) / seen_by

@@ -1,17 +1,28 @@
 """Scores of every key-value head of a layer by itself, as methods that evict tokens make them."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from semkv_bench.errors import UsageError
 from semkv_bench.importance.attention import weight_blocks
-from semkv_bench.importance.base import Metric, Recorder
+from semkv_bench.importance.base import Metric, Prompt, Recorder
 from semkv_bench.importance.sources import AttentionCall, watch_attention
+from semkv_bench.models.load import LoadedModel
 
-__all__ = ["HeadAttentionMetric", "HeadCacheMetric", "HeadMetric", "lifted"]
+__all__ = [
+    "HeadAttentionMetric",
+    "HeadCacheMetric",
+    "HeadCacheRecorder",
+    "HeadMetric",
+    "check_modelled",
+    "lifted",
+    "shared_keys",
+    "stacked",
+]
 
 
 class HeadMetric(Metric):
@@ -46,7 +57,7 @@ class HeadCacheRecorder(Recorder):
 
     def scores(self) -> list[Tensor]:
         """See ``Recorder``: [quantized layers, kv_heads, tokens]."""
-        return _stacked(self)
+        return stacked(self.prompt.loaded, self._found)
 
 
 class HeadCacheMetric(HeadMetric):
@@ -63,7 +74,7 @@ class HeadCacheMetric(HeadMetric):
 
 
 class HeadAttentionRecorder(Recorder):
-    """Adds up the attention that every token gets in every query head, from the queries that a metric counts."""
+    """Adds up what every token gets in every query head, from the queries that a metric counts."""
 
     source = staticmethod(watch_attention)
 
@@ -75,48 +86,65 @@ class HeadAttentionRecorder(Recorder):
 
     def hear(self, layer: int, call: AttentionCall) -> None:
         """One layer's attention call."""
-        if call.unmodelled:
-            names = ", ".join(metric.label for metric in self.metrics)
-            raise UsageError(f"{names}: attention with {', '.join(call.unmodelled)} is not supported")
+        check_modelled(self.metrics, call)
         prompt = self.prompt
-        heads, kv_heads = call.queries.shape[0], call.keys.shape[0]
-        for sums in self._sums:
+        for metric, sums in zip(self.metrics, self._sums, strict=True):
             if layer not in sums:
-                # Weights and their squares.
-                sums[layer] = call.keys.new_zeros(2, heads, prompt.tokens, dtype=torch.float32)
+                size = (metric.sums, len(call.queries), prompt.tokens)
+                sums[layer] = call.keys.new_zeros(size, dtype=torch.float32)
         end = prompt.start + prompt.fresh
         begin = min(end, max(min(self._firsts), prompt.start))
         for position, weights in weight_blocks(call, begin, end, prompt.start):
-            for first, sums in zip(self._firsts, self._sums, strict=True):
-                counted = weights[:, max(0, first - position) :]
-                sums[layer][0, :, : weights.shape[-1]] += counted.sum(1)
-                sums[layer][1, :, : weights.shape[-1]] += counted.square().sum(1)
+            for metric, first, sums in zip(self.metrics, self._firsts, self._sums, strict=True):
+                left_out = max(0, first - position)
+                if left_out < weights.shape[1]:
+                    counted = weights[:, left_out:]
+                    added = metric.summed(counted, position + left_out, prompt.tokens)
+                    sums[layer][..., : weights.shape[-1]] += added
         if prompt.seen >= prompt.tokens:
+            keys = call.keys[:, : prompt.tokens]
             for metric, sums, found in zip(self.metrics, self._sums, self._found, strict=True):
                 if layer not in found:
-                    found[layer] = metric.score(*sums.pop(layer), kv_heads).cpu()
+                    found[layer] = metric.score(sums.pop(layer), keys, prompt).cpu()
                     sums[layer] = torch.empty(0)
 
     def scores(self) -> list[Tensor]:
         """See ``Recorder``: [quantized layers, kv_heads, tokens]."""
-        return _stacked(self)
+        return stacked(self.prompt.loaded, self._found)
 
 
 class HeadAttentionMetric(HeadMetric):
-    """A score from the attention that a token gets in a layer's heads."""
+    """A score from the attention that a token gets in a layer's heads. sums: numbers that are added up for a token."""
 
     recorder = HeadAttentionRecorder
+    sums: ClassVar[int] = 1
 
     @abstractmethod
     def first_query(self, tokens: int) -> int:
         """Position of the first query that counts, of a prompt of which ``tokens`` are scored."""
 
-    @abstractmethod
-    def score(self, sums: Tensor, squares: Tensor, kv_heads: int) -> Tensor:
-        """Sums over the counted queries of attention weights, and of their squares -> [kv_heads, tokens].
+    def summed(self, weights: Tensor, position: int, tokens: int) -> Tensor:
+        """What some queries add to the sums: float32 [sums, query heads, keys].
 
-        Both float32 [query heads, tokens].
+        weights: attention [query heads, queries, keys]; position: of the first query; tokens: that are scored.
         """
+        return weights.sum(1)[None]
+
+    @abstractmethod
+    def score(self, sums: Tensor, keys: Tensor, prompt: Prompt) -> Tensor:
+        """Sums float32 [sums, query heads, tokens] and keys [kv_heads, tokens, head_dim] -> [kv_heads, tokens]."""
+
+
+def shared_keys(scores: Tensor, kv_heads: int) -> Tensor:
+    """Mean of scores [query heads, tokens] over the heads that share keys: [kv_heads, tokens]."""
+    return scores.unflatten(0, (kv_heads, -1)).mean(1)
+
+
+def check_modelled(metrics: Sequence[Metric], call: AttentionCall) -> None:
+    """Raise UsageError where a call's attention weights cannot be recomputed for ``metrics``."""
+    if call.unmodelled:
+        names = ", ".join(metric.label for metric in metrics)
+        raise UsageError(f"{names}: attention with {', '.join(call.unmodelled)} is not supported")
 
 
 def lifted(scores: Tensor, always: Tensor) -> Tensor:
@@ -126,10 +154,11 @@ def lifted(scores: Tensor, always: Tensor) -> Tensor:
     return torch.where(always, top, scores)
 
 
-def _stacked(recorder: Recorder) -> list[Tensor]:
-    layers = recorder.prompt.loaded.shape.quantized_layers
+def stacked(loaded: LoadedModel, scores: Sequence[Mapping[int, Tensor]]) -> list[Tensor]:
+    """Scores [quantized layers, kv_heads, tokens] of every metric, from those of its layers by their index."""
+    layers = loaded.shape.quantized_layers
     results = []
-    for found in recorder._found:
+    for found in scores:
         made: Sequence[Tensor] = [found[layer] for layer in layers]
         if len({each.shape for each in made}) > 1:
             raise UsageError(

@@ -37,6 +37,8 @@ def observe(
         UsageError: a metric is unknown, or the model cannot be observed for it.
     """
     named = dict((m.label, m) if isinstance(m, Metric) else (m, metric(m)) for m in metrics)
+    if replays := [label for label, found in named.items() if found.replays]:
+        raise ValueError(f"{', '.join(replays)}: scored after the prefill, not during it")
     if tokens < 1:
         raise UsageError(f"importance of {tokens} tokens: the prompt must have at least one before its last")
     # Tried out before anything listens: the trial is no part of the prompt.

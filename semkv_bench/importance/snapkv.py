@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from semkv_bench.checks import whole
 from semkv_bench.errors import UsageError
-from semkv_bench.importance.heads import HeadAttentionMetric, lifted
+from semkv_bench.importance.base import Prompt
+from semkv_bench.importance.heads import HeadAttentionMetric, lifted, shared_keys
 
 __all__ = ["SnapKV", "WindowMetric"]
 
@@ -69,24 +70,22 @@ class WindowMetric(HeadAttentionMetric):
         """See ``HeadAttentionMetric``."""
         return max(0, tokens - self.window)
 
-    def score(self, sums: Tensor, squares: Tensor, kv_heads: int) -> Tensor:
+    def score(self, sums: Tensor, keys: Tensor, prompt: Prompt) -> Tensor:
         """See ``HeadAttentionMetric``."""
         tokens = sums.shape[-1]
         if tokens < self.least_tokens:
             raise UsageError(
                 f"{self.label} says nothing of {tokens} tokens, which all lie in its window; use {self.name}-N"
             )
-        before = tokens - self.window
-        wanted = self.of_window(sums[:, :before] / self.window, squares[:, :before] / self.window)
+        wanted = self.of_window(sums[..., : tokens - self.window] / self.window)
         pool = nn.functional.avg_pool1d if self.pooling == "avg" else nn.functional.max_pool1d
         pooled = pool(wanted[None], self.kernel, stride=1, padding=self.kernel // 2)[0]
-        shared = pooled.unflatten(0, (kv_heads, -1)).mean(1)
-        scores = nn.functional.pad(shared, (0, self.window))
+        scores = nn.functional.pad(shared_keys(pooled, len(keys)), (0, self.window))
         return lifted(scores, self.always_kept(tokens, 0).to(scores.device))
 
-    def of_window(self, mean: Tensor, mean_square: Tensor) -> Tensor:
-        """Mean over the window of weights, and of their squares -> scores; all [query heads, tokens before it]."""
-        return mean
+    def of_window(self, means: Tensor) -> Tensor:
+        """Means over the window of what is summed, [sums, query heads, tokens before it] -> [query heads, tokens]."""
+        return means[0]
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from semkv_bench.importance.base import Prompt
 from semkv_bench.importance.heads import HeadAttentionMetric, lifted
 
 __all__ = ["Tova"]
@@ -28,7 +29,7 @@ class Tova(HeadAttentionMetric):
         """See ``HeadAttentionMetric``."""
         return tokens - 1
 
-    def score(self, sums: Tensor, squares: Tensor, kv_heads: int) -> Tensor:
+    def score(self, sums: Tensor, keys: Tensor, prompt: Prompt) -> Tensor:
         """See ``HeadAttentionMetric``."""
-        scores = sums.mean(0).expand(kv_heads, -1)
+        scores = sums[0].mean(0).expand(len(keys), -1)
         return lifted(scores, self.always_kept(scores.shape[-1], 0).to(scores.device))

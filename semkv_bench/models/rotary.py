@@ -15,6 +15,7 @@ from semkv_bench.models.load import LoadedModel
 
 __all__ = ["Rotary", "check_rotary", "length_dependent", "rotary_of"]
 
+_INSTEAD = "choose a quantizer of the keys as they are"
 _PROBED = 9
 _CLOSE = {torch.float32: 1e-4, torch.float64: 1e-6}
 _CLOSE_16_BITS = 3e-2
@@ -79,32 +80,37 @@ def length_dependent(config: Any) -> str | None:
     return next((kind for kind in kinds if kind in ("dynamic", "longrope", "su")), None)
 
 
-def check_rotary(config: Any, name: str, who: str) -> None:
-    """Raise UsageError where ``who`` cannot undo the rotary embedding of a model's keys, by its configuration."""
+def check_rotary(config: Any, name: str, who: str, instead: str = _INSTEAD) -> None:
+    """Raise UsageError where ``who`` cannot undo the rotary embedding of a model's keys, by its configuration.
+
+    instead: what the user may do.
+    """
     kind = length_dependent(config)
     if kind is not None:
         raise UsageError(
-            f"{who} codes keys before the rotary embedding, but {name} scales it by the prompt's length "
-            f"(rope_type={kind}), so that it cannot be undone; choose a quantizer of the keys as they are"
+            f"{who} needs keys before the rotary embedding, but {name} scales it by the prompt's length "
+            f"(rope_type={kind}), so that it cannot be undone; {instead}"
         )
 
 
 _known: WeakKeyDictionary[nn.Module, dict[int, Rotary]] = WeakKeyDictionary()
 
 
-def rotary_of(loaded: LoadedModel) -> dict[int, Rotary]:
+def rotary_of(loaded: LoadedModel, who: str = "this method", instead: str = _INSTEAD) -> dict[int, Rotary]:
     """The rotation of every coded layer's keys, found by what a few tokens' keys are before and after it.
+
+    who: needs it; instead: what the user may do where it is not known.
 
     Raises UsageError for a model whose keys before the embedding are not seen, or are turned in an unknown way.
     """
     if loaded.model not in _known:
-        check_rotary(loaded.model.config, loaded.label, "this method")
-        _known[loaded.model] = _found(loaded)
+        check_rotary(loaded.model.config, loaded.label, who, instead)
+        _known[loaded.model] = _found(loaded, instead)
     return _known[loaded.model]
 
 
 @torch.inference_mode()
-def _found(loaded: LoadedModel) -> dict[int, Rotary]:
+def _found(loaded: LoadedModel, instead: str) -> dict[int, Rotary]:
     from transformers import DynamicCache
 
     cache, before = DynamicCache(config=loaded.model.config), {}
@@ -118,16 +124,16 @@ def _found(loaded: LoadedModel) -> dict[int, Rotary]:
         if layer not in before or before[layer].numel() != after.numel():
             raise UsageError(
                 f"{loaded.label}: keys before the rotary embedding are not to be seen in its layer {layer} (there is "
-                "no k_norm or k_proj of their size); choose a quantizer of the keys as they are"
+                f"no k_norm or k_proj of their size); {instead}"
             )
         plain = before[layer]
         if plain.shape != after.shape:
             plain = plain.reshape(_PROBED, *after.shape[::2]).transpose(0, 1)
-        found[layer] = _matching(loaded, plain.to(after.device), after, positions)
+        found[layer] = _matching(loaded, plain.to(after.device), after, positions, instead)
     return found
 
 
-def _matching(loaded: LoadedModel, plain: Tensor, after: Tensor, positions: Tensor) -> Rotary:
+def _matching(loaded: LoadedModel, plain: Tensor, after: Tensor, positions: Tensor, instead: str) -> Rotary:
     limit = _CLOSE.get(after.dtype, _CLOSE_16_BITS) * float(after.abs().max())
     tables = _tables(loaded)
     for pairs in ("half", "next", "halves", "none") if tables is not None else ("none",):
@@ -137,8 +143,7 @@ def _matching(loaded: LoadedModel, plain: Tensor, after: Tensor, positions: Tens
         if bool((rotary.apply(plain.double(), positions) - after.double()).abs().max() <= limit):
             return rotary
     raise UsageError(
-        f"{loaded.label}: how its keys are turned by the rotary embedding is not known here; choose a quantizer of the "
-        "keys as they are"
+        f"{loaded.label}: how its keys are turned by the rotary embedding is not known here; {instead}"
     )
 
 

@@ -45,6 +45,11 @@ class Allocation(ABC):
     scope: str = SHARED
 
     @property
+    def metrics(self) -> set[str]:
+        """Labels of the metrics that rank tokens."""
+        return set() if self.metric is None else {self.metric}
+
+    @property
     def grid_point(self) -> int | None:
         """The level count that the grid names it by."""
         return None
@@ -177,6 +182,7 @@ class Prune(Allocation):
 
     per_head: ClassVar[bool] = False
     uneven: ClassVar[bool] = False
+    renumbered: ClassVar[bool] = False
 
     def kept(self, tokens: int) -> int:
         """How many of ``tokens`` tokens stay: one at least."""

@@ -1,7 +1,9 @@
 """How the tokens that a deletion keeps are shared among layers and heads."""
 
 import math
+import re
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,6 +13,7 @@ from torch import Tensor
 from semkv_bench.checks import whole
 from semkv_bench.config.choices import did_you_mean
 from semkv_bench.errors import UsageError
+from semkv_bench.importance import WindowEntropy, WindowVariance, metric
 
 __all__ = ["BUDGETS", "Budget", "budget"]
 
@@ -18,12 +21,14 @@ __all__ = ["BUDGETS", "Budget", "budget"]
 class Budget(ABC):
     """Chooses what is kept by scores; subclasses are frozen dataclasses. No head is ever left empty.
 
-    uneven: may heads of one layer keep different numbers of tokens? asks: is it told how many to keep?
+    uneven: may heads of one layer keep different numbers of tokens? asks: is it told how many to keep? profiled: does
+    it read scores of heads from a file?
     """
 
     name: ClassVar[str]
     uneven: ClassVar[bool] = False
     asks: ClassVar[bool] = True
+    profiled: ClassVar[bool] = False
 
     @property
     def label(self) -> str:
@@ -31,15 +36,21 @@ class Budget(ABC):
         return self.name
 
     @classmethod
-    def with_option(cls, option: float) -> "Budget":
-        """The budget with the number that follows a dash in its label; UsageError if it takes none."""
-        raise UsageError(f"allocation.budget={cls.name}-{option:g}: {cls.name} has no option")
+    def with_option(cls, *options: float) -> "Budget":
+        """The budget with the numbers that follow dashes in its label; UsageError if it takes not so many."""
+        told = "-".join(f"{option:g}" for option in options)
+        raise UsageError(f"allocation.budget={cls.name}-{told}: {cls.name} has no option")
+
+    def evidence(self, score: str) -> tuple[str, ...]:
+        """Labels of the metrics whose scores tell layers apart, beside the ``score`` that ranks tokens."""
+        return ()
 
     @abstractmethod
-    def kept(self, scores: Tensor, count: int) -> Tensor:
+    def kept(self, scores: Tensor, count: int, evidence: Sequence[Tensor] = ()) -> Tensor:
         """What stays, bool, of scores float32 [layers, heads, tokens]; infinite ones always stay.
 
-        count: tokens that each head keeps, as a mean over layers and heads. Ties go to the earlier token.
+        count: tokens that each head keeps, as a mean over layers and heads. Ties go to the earlier token. evidence: of
+        the metrics of that name, each [layers, heads, tokens], or of the file, [layers, heads].
         """
 
     def check(self, tokens: int, count: int) -> None:  # noqa: B027, most take any
@@ -52,7 +63,7 @@ class PerHead(Budget):
 
     name = "head"
 
-    def kept(self, scores: Tensor, count: int) -> Tensor:
+    def kept(self, scores: Tensor, count: int, evidence: Sequence[Tensor] = ()) -> Tensor:
         """See ``Budget``."""
         return _top(scores, count)
 
@@ -75,11 +86,12 @@ class AdaKV(Budget):
         return self.name if self.safe == 0.2 else f"{self.name}-{self.safe:g}"
 
     @classmethod
-    def with_option(cls, option: float) -> "AdaKV":
+    def with_option(cls, option: float, *more: float) -> "AdaKV":
         """See ``Budget``; the option is the safe share."""
+        _only(cls, more)
         return cls(option)
 
-    def kept(self, scores: Tensor, count: int) -> Tensor:
+    def kept(self, scores: Tensor, count: int, evidence: Sequence[Tensor] = ()) -> Tensor:
         """See ``Budget``."""
         scores = scores.masked_fill(_top(scores, max(1, int(self.safe * count))), math.inf)
         heads = scores.shape[1]
@@ -108,8 +120,9 @@ class Pyramid(Budget):
         return self.name if self.steepness == 20 else f"{self.name}-{self.steepness:g}"
 
     @classmethod
-    def with_option(cls, option: float) -> "Pyramid":
+    def with_option(cls, option: float, *more: float) -> "Pyramid":
         """See ``Budget``; the option is the steepness."""
+        _only(cls, more)
         return cls(option)
 
     def counts(self, layers: int, tokens: int, count: int, always: int = 0) -> list[int]:
@@ -120,7 +133,7 @@ class Pyramid(Budget):
         step = (most - least) / max(1, layers - 1)
         return [round(most - layer * step) if layers > 1 else count for layer in range(layers)]
 
-    def kept(self, scores: Tensor, count: int) -> Tensor:
+    def kept(self, scores: Tensor, count: int, evidence: Sequence[Tensor] = ()) -> Tensor:
         """See ``Budget``."""
         always = int(scores[0, 0].isposinf().sum())
         counts = self.counts(len(scores), scores.shape[-1], count, always)
@@ -134,7 +147,7 @@ class Global(Budget):
     name = "global"
     uneven = True
 
-    def kept(self, scores: Tensor, count: int) -> Tensor:
+    def kept(self, scores: Tensor, count: int, evidence: Sequence[Tensor] = ()) -> Tensor:
         """See ``Budget``."""
         scores = scores.masked_fill(_top(scores, 1), math.inf)
         total = scores.shape[0] * scores.shape[1] * count
@@ -160,8 +173,9 @@ class Chunks(Budget):
         return self.name if self.length == 20 else f"{self.name}-{self.length:g}"
 
     @classmethod
-    def with_option(cls, option: float) -> "Chunks":
+    def with_option(cls, option: float, *more: float) -> "Chunks":
         """See ``Budget``; the option is the length of a chunk."""
+        _only(cls, more)
         return cls(int(option) if option == int(option) else option)
 
     def check(self, tokens: int, count: int) -> None:
@@ -172,7 +186,7 @@ class Chunks(Budget):
                 "fewer than two: use chunk-N with a smaller N or longer prompts"
             )
 
-    def kept(self, scores: Tensor, count: int) -> Tensor:
+    def kept(self, scores: Tensor, count: int, evidence: Sequence[Tensor] = ()) -> Tensor:
         """See ``Budget``."""
         tokens = scores.shape[-1]
         chunk = torch.arange(tokens, device=scores.device) // self.length
@@ -202,17 +216,139 @@ class Threshold(Budget):
         return f"{self.name}-{self.least:g}"
 
     @classmethod
-    def with_option(cls, option: float) -> "Threshold":
+    def with_option(cls, option: float, *more: float) -> "Threshold":
         """See ``Budget``; the option is the least score that stays."""
+        _only(cls, more)
         return cls(option)
 
-    def kept(self, scores: Tensor, count: int) -> Tensor:
+    def kept(self, scores: Tensor, count: int, evidence: Sequence[Tensor] = ()) -> Tensor:
         """See ``Budget``."""
         return (scores >= self.least) | _top(scores, 1)
 
 
+@dataclass(frozen=True)
+class Cake(Budget):
+    """Layers share by ``entropy ** (1 / tau1) * variance ** (1 / tau2)`` of their attention (arXiv 2503.12491).
+
+    Both from the last queries, summed over heads and over the tokens before them. What must stay is no part of what is
+    shared, and a layer that would keep more than all gives the rest to the others. ``cake-1.6-0.4`` names both
+    exponents; the paper's differ by model, from 0.4 to 2.3, and 1 is taken without them.
+    """
+
+    name = "cake"
+    tau1: float = 1
+    tau2: float = 1
+
+    def __post_init__(self) -> None:
+        if min(self.tau1, self.tau2) <= 0:
+            raise UsageError(f"allocation.budget={self.label}: tau1 and tau2 must be above 0")
+
+    @property
+    def label(self) -> str:
+        """See ``Budget``."""
+        same = self.tau1 == self.tau2 == 1
+        return self.name if same else f"{self.name}-{self.tau1:g}-{self.tau2:g}"
+
+    @classmethod
+    def with_option(cls, *options: float) -> "Cake":
+        """See ``Budget``; the options are tau1 and tau2."""
+        if len(options) != 2:
+            raise UsageError("allocation.budget=cake-TAU1-TAU2 needs both numbers, as in cake-1.6-0.4")
+        return cls(*options)
+
+    def evidence(self, score: str) -> tuple[str, ...]:
+        """See ``Budget``; from as many queries as the score counts, where it has a window."""
+        window = getattr(metric(score), "window", WindowEntropy().window)
+        return WindowEntropy(window).label, WindowVariance(window).label
+
+    def kept(self, scores: Tensor, count: int, evidence: Sequence[Tensor] = ()) -> Tensor:
+        """See ``Budget``."""
+        layers, tokens = len(scores), scores.shape[-1]
+        always = scores[0, 0].isposinf()
+        entropy, variance = (each[..., ~always].double().sum((1, 2)) for each in evidence)
+        weights = entropy ** (1 / self.tau1) * variance ** (1 / self.tau2)
+        must = max(1, int(always.sum()))
+        counts = _divided(layers * max(0, count - must), weights.tolist(), tokens - must)
+        return torch.stack([_top(layer, must + own) for layer, own in zip(scores, counts, strict=True)])
+
+
+@dataclass(frozen=True)
+class Profile(Budget):
+    """Heads that a file marks keep all, as many as there is room for; the others keep ``least`` tokens.
+
+    The file of DuoAttention (arXiv 2410.10819) has a score for each head, a line a layer. With the score ``streaming``
+    the others keep sinks and the newest. One head lies between, so that the mean is what is asked for.
+    ``profile-128`` names the tokens; 64 is the default.
+    """
+
+    name = "profile"
+    uneven = True
+    profiled = True
+    least: int = 64
+
+    def __post_init__(self) -> None:
+        whole("allocation.budget=profile-N: N", self.least, 1)
+
+    @property
+    def label(self) -> str:
+        """See ``Budget``."""
+        return self.name if self.least == 64 else f"{self.name}-{self.least:g}"
+
+    @classmethod
+    def with_option(cls, option: float, *more: float) -> "Profile":
+        """See ``Budget``; the option is what other heads keep."""
+        _only(cls, more)
+        return cls(int(option) if option == int(option) else option)
+
+    def check(self, tokens: int, count: int) -> None:
+        """See ``Budget``."""
+        if count < self.least:
+            raise UsageError(
+                f"allocation.budget={self.label}: heads are to keep {count} of {tokens} tokens as a mean, fewer than "
+                f"the {self.least} of a head that is not marked: use profile-N with a smaller N or larger keep"
+            )
+
+    def kept(self, scores: Tensor, count: int, evidence: Sequence[Tensor] = ()) -> Tensor:
+        """See ``Budget``."""
+        (marked,) = evidence
+        layers, heads, tokens = scores.shape
+        left = layers * heads * (count - self.least)
+        order = torch.sort(marked.flatten(), descending=True, stable=True).indices.tolist()
+        counts = dict.fromkeys(order, self.least)
+        for head in order:
+            more = min(left, tokens - self.least)
+            counts[head] += more
+            left -= more
+        rows = scores.flatten(0, 1)
+        return torch.stack([_top(rows[head], counts[head]) for head in range(len(rows))]).view_as(scores)
+
+
+def _divided(total: int, weights: Sequence[float], most: int) -> list[int]:
+    """Whole numbers of sum ``total``, none above ``most``, as near to the weights as may be; earlier ones first."""
+    parts = [0] * len(weights)
+    free = list(range(len(weights)))
+    left = min(total, most * len(weights))
+    while left and free:
+        whole = sum(weights[i] for i in free)
+        shares = {i: left * (weights[i] / whole if whole > 0 else 1 / len(free)) for i in free}
+        full = [i for i in free if parts[i] + shares[i] >= most]
+        if not full:
+            for i in free:
+                parts[i] += int(shares[i])
+            rest = left - sum(int(share) for share in shares.values())
+            by_rest = sorted(free, key=lambda i: int(shares[i]) - shares[i])
+            for i in by_rest[:rest]:
+                parts[i] += 1
+            return parts
+        for i in full:
+            left -= most - parts[i]
+            parts[i] = most
+        free = [i for i in free if i not in full]
+    return parts
+
+
 BUDGETS: dict[str, type[Budget]] = {
-    kind.name: kind for kind in (PerHead, AdaKV, Pyramid, Global, Chunks, Threshold)
+    kind.name: kind for kind in (PerHead, AdaKV, Pyramid, Global, Chunks, Threshold, Cake, Profile)
 }
 
 
@@ -229,13 +365,22 @@ def budget(label: str) -> Budget:
         )
     if not dash:
         return BUDGETS[name]()
+    return BUDGETS[name].with_option(*(_number(label, each) for each in re.split(r"(?<=[\d.])-", option)))
+
+
+def _number(label: str, text: str) -> float:
     try:
-        number = float(option)
+        number = float(text)
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise UsageError(f"allocation.budget={label}: {option!r} is not a number")
-    return BUDGETS[name].with_option(number)
+        raise UsageError(f"allocation.budget={label}: {text!r} is not a number")
+    return number
+
+
+def _only(kind: type[Budget], more: Sequence[float]) -> None:
+    if more:
+        raise UsageError(f"allocation.budget={kind.name} takes one number, as in {kind.name}-N")
 
 
 def _top(scores: Tensor, count: int) -> Tensor:

@@ -1,8 +1,13 @@
 """Deletion as methods that evict tokens do it: a score for every layer and head, and a budget."""
 
+import hashlib
 import itertools
+import json
+import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -10,6 +15,7 @@ from torch import Tensor
 
 from semkv_bench.checks import choice, is_number, whole
 from semkv_bench.errors import UsageError
+from semkv_bench.files import read_text
 from semkv_bench.grid.levels import DELETED, FULL_PRECISION, Storage, check_levels, mix
 from semkv_bench.importance.choice import metric
 from semkv_bench.quantizers.base import Quantizer, pair_label
@@ -17,9 +23,10 @@ from semkv_bench.settings.allocation import Uniform
 from semkv_bench.settings.budgets import budget
 from semkv_bench.settings.setting import Coded, Setting, listed
 
-__all__ = ["QUESTIONS", "Evict", "Evictions"]
+__all__ = ["POSITIONS", "QUESTIONS", "Evict", "Evictions", "read_profile"]
 
 QUESTIONS = ("seen", "unseen")
+POSITIONS = ("true", "renumbered")
 _KEEP = (0.75, 0.5, 0.25, 0.125)
 
 
@@ -29,7 +36,9 @@ class Evict:
 
     score: label of the metric that ranks tokens; budget: label of how those kept are shared among heads; keep: share
     of the tokens that stays, or tokens: how many at most; question: is what the prompt asks in sight of the score,
-    or (``unseen``) is the context alone scored, before the question comes, which then is kept whole?
+    or (``unseen``) is the context alone scored, before the question comes, which then is kept whole? positions: do
+    tokens keep their positions (``true``), or are those that stay ``renumbered``, as in StreamingLLM? heads: of a
+    budget that reads them from a file, a score for each head of each layer.
     """
 
     kind: ClassVar[str] = "prune"
@@ -39,9 +48,23 @@ class Evict:
     keep: float | None = None
     tokens: int | None = None
     question: str = "seen"
+    positions: str = "true"
+    heads: tuple[tuple[float, ...], ...] | None = None
 
     def __post_init__(self) -> None:
         metric(self.score)
+        choice("allocation.positions", self.positions, POSITIONS)
+        if self.renumbered and (metric(self.score).name, self.budget) != ("streaming", "head"):
+            raise UsageError(
+                "allocation.positions=renumbered needs heads that keep the same tokens: use allocation.score=streaming "
+                "and allocation.budget=head"
+            )
+        if budget(self.budget).profiled != (self.heads is not None):
+            raise UsageError(
+                f"allocation.budget={self.budget} needs allocation.profile=FILE, scores of heads, a line a layer"
+                if self.heads is None
+                else f"allocation.profile is read by allocation.budget=profile alone, not by {self.budget}"
+            )
         asks = budget(self.budget).asks
         given = [name for name in ("keep", "tokens") if getattr(self, name) is not None]
         if len(given) != int(asks):
@@ -62,9 +85,22 @@ class Evict:
         return self.score
 
     @property
+    def metrics(self) -> set[str]:
+        """Labels of all metrics whose scores say what is deleted."""
+        return {self.score, *budget(self.budget).evidence(self.score)}
+
+    @property
+    def renumbered(self) -> bool:
+        """Do the tokens that stay get positions without gaps?"""
+        return self.positions == "renumbered"
+
+    @property
     def scope(self) -> str:
-        """Budget and question."""
-        return f"{self.budget}:{self.question}"
+        """Budget and question, the file's digest behind a budget that reads one, and other positions than the true."""
+        digest = ""
+        if self.heads is not None:
+            digest = "/" + hashlib.sha256(json.dumps(self.heads).encode()).hexdigest()[:8]
+        return f"{self.budget}{digest}:{self.question}" + (":renumbered" if self.renumbered else "")
 
     @property
     def label(self) -> str:
@@ -97,18 +133,24 @@ class Evict:
         found = found.float().expand(*shape, scored)
         count = self.kept(scored)
         always = metric(self.score).always_kept(scored, count if budget(self.budget).asks else 0)
-        kept = budget(self.budget).kept(found.masked_fill(always, torch.inf), count)
+        shares = budget(self.budget)
+        evidence = [scores(label, self.question).float() for label in shares.evidence(self.score)]
+        if self.heads is not None:
+            evidence.append(torch.tensor(self.heads))
+        kept = shares.kept(found.masked_fill(always, torch.inf), count, evidence)
         return torch.nn.functional.pad(~kept, (0, tokens - scored))
 
     def check(self, tokens: int) -> None:
         """Raise UsageError if the method says or deletes nothing of ``tokens`` scored tokens."""
         scored, count = metric(self.score), self.kept(tokens)
         name = f"evict@{self.label}"
-        if tokens < scored.least_tokens:
-            raise UsageError(
-                f"{name}: {self.score} needs prompts of at least {scored.least_tokens} tokens to rank, and one has "
-                f"{tokens}: choose a smaller window or stretch ({self.score.partition('-')[0]}-N) or longer prompts"
-            )
+        for label in sorted(self.metrics):
+            least = metric(label).least_tokens
+            if tokens < least:
+                raise UsageError(
+                    f"{name}: {label} needs prompts of at least {least} tokens to rank, and one has {tokens}: choose a "
+                    f"smaller window or stretch ({self.score.partition('-')[0]}-N) or longer prompts"
+                )
         asks = budget(self.budget).asks
         always = int(scored.always_kept(tokens, count if asks else 0).sum())
         if asks and count < always:
@@ -121,6 +163,15 @@ class Evict:
                 f"{name} deletes nothing of a prompt of {tokens} tokens: lower allocation.tokens or give longer prompts"
             )
         budget(self.budget).check(tokens, count)
+
+    def check_shape(self, layers: int, heads: int) -> None:
+        """Raise UsageError if scores of heads, read from a file, are not ``layers`` times ``heads``."""
+        found = [len(layer) for layer in self.heads or ()]
+        if self.heads is not None and found != [heads] * layers:
+            raise UsageError(
+                f"allocation.profile has {len(found)} lines of {' or '.join(map(str, sorted(set(found))))} numbers; "
+                f"this model has {layers} layers of {heads} key-value heads"
+            )
 
     def storage(self, coded: Storage = FULL_PRECISION) -> Storage:
         """Cost per value of the unpruned cache where what stays costs ``coded``.
@@ -136,7 +187,8 @@ class Evict:
 class Evictions:
     """Every combination of ``score``, ``budget``, ``question`` and ``keep`` or ``tokens``; each may be a list.
 
-    levels: what stays is quantized too, at one setting per entry; null: it stays in 16 bits.
+    levels: what stays is quantized too, at one setting per entry; null: it stays in 16 bits. positions: see ``Evict``;
+    profile: file of the scores of heads that ``budget=profile`` reads.
     """
 
     score: Any = "snapkv"
@@ -145,19 +197,44 @@ class Evictions:
     tokens: Any = None
     question: Any = "seen"
     levels: Any = None
+    positions: Any = True
+    profile: str | None = None
 
     def settings(self, keys: Quantizer, values: Quantizer) -> list[Setting]:
         """One setting per combination."""
         made = []
-        for score, shares, question, levels in itertools.product(
-            *map(listed, (self.score, self.budget, self.question, self.levels))
-        ):
+        heads = None if self.profile is None else read_profile(self.profile)
+        options = (self.score, self.budget, self.question, self.positions, self.levels)
+        for score, shares, question, positions, levels in itertools.product(*map(listed, options)):
             keeps = self.keep
             if keeps is None and self.tokens is None and budget(shares).asks:
                 keeps = _KEEP
             for keep, tokens in itertools.product(listed(keeps), listed(self.tokens)):
-                made.append(_setting(Evict(score, shares, keep, tokens, question), levels, keys, values))
+                where = "true" if positions is True else positions
+                evict = Evict(score, shares, keep, tokens, question, where, heads)
+                made.append(_setting(evict, levels, keys, values))
         return made
+
+
+def read_profile(path: str) -> tuple[tuple[float, ...], ...]:
+    """Scores of heads, a line a layer, numbers apart by tabs, spaces or commas; DuoAttention publishes such files.
+
+    Raises:
+        MissingError: there is no such file.
+        UsageError: it holds something else.
+    """
+    lines = [
+        line
+        for line in read_text(Path(path).expanduser(), f"allocation.profile={path}").splitlines()
+        if line.strip()
+    ]
+    try:
+        found = tuple(tuple(float(each) for each in re.split(r"[\s,]+", line.strip())) for line in lines)
+    except ValueError:
+        found = ()
+    if not found or len({len(layer) for layer in found}) > 1 or not all(map(math.isfinite, sum(found, ()))):
+        raise UsageError(f"{path}: a profile has a line for each layer, with a finite number for each head")
+    return found
 
 
 def _setting(evict: Evict, levels: int | None, keys: Quantizer, values: Quantizer) -> Setting:

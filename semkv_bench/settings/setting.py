@@ -236,7 +236,7 @@ class Setting:
         """Labels of the importance metrics that the setting ranks tokens by."""
         allocations = [side.allocation for side in (self.keys, self.values) if side is not None]
         allocations += [self.prune] if self.prune is not None else []
-        return {allocation.metric for allocation in allocations if allocation.metric is not None}
+        return set().union(*(allocation.metrics for allocation in allocations))
 
     @property
     def scored(self) -> dict[str, set[str]]:

@@ -7,12 +7,15 @@ import pytest
 import torch
 from requested import GRID, some_ids, some_request
 from transformers import DynamicCache
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from semkv_bench.engine.attention import grouped_attention, row_attention
 from semkv_bench.engine.engine import Engine
 from semkv_bench.engine.options import EngineOptions
 from semkv_bench.engine.prefill import prefill
 from semkv_bench.engine.rows import RowCache
+from semkv_bench.importance import metric
+from semkv_bench.importance.sources import watch_attention
 from semkv_bench.protocols.rule import PREFILL, Blocks
 from semkv_bench.quantizers import Affine
 from semkv_bench.settings import Evictions
@@ -99,14 +102,110 @@ def _evicted(labels, budgets, levels=None):
 
 
 def test_evicted_rows_answer_alike_alone_and_together_and_full_does_not_move(tiny_llama):
-    settings = [FULL, *_evicted(["snapkv-4", "surprisal"], ["adakv", "pyramid", "global"], [None, 16])]
-    request = some_request(new=5, context=30)
+    budgets = ["adakv", "pyramid", "global", "cake"]
+    settings = [FULL, *_evicted(["snapkv-4", "surprisal"], budgets, [None, 16])]
+    request = some_request(new=5, context=35)
     together = Engine(tiny_llama).run(request, settings)
     alone = Engine(tiny_llama, EngineOptions(max_rows=1)).run(request, settings)
     assert together[0].kl == 0 and {outcome.batch_rows for outcome in together} == {len(settings)}
     for mine, other in zip(together, alone, strict=True):
         assert mine.tokens == other.tokens and mine.stored == other.stored, mine.setting.name
         assert mine.kl == pytest.approx(other.kl, rel=0.01, abs=1e-6)
+
+
+@torch.inference_mode()
+def test_renumbered_tokens_stand_where_a_cache_of_them_alone_has_them(tiny_llama):
+    """Four sinks and the newest, turned to positions 0, 1, 2..; what follows comes right behind them."""
+    true, renumbered = Evictions("streaming", "head", 0.25, positions=[True, "renumbered"]).settings(
+        Affine(), Affine()
+    )
+    request = some_request(length=41, reference_ids=[5, 9, 7], new=4)
+    answered = Engine(tiny_llama).answer(request, [FULL, true, renumbered])
+    ids = torch.tensor([request.input_ids])
+    kept = [*range(4), *range(34, 40)]
+    cache = DynamicCache(config=tiny_llama.model.config)
+    tiny_llama.model(ids[:, :-1], use_cache=True, **{tiny_llama.cache_keyword: cache})
+    forced = torch.tensor([[request.input_ids[-1], 5, 9]])
+    full = tiny_llama.model(torch.cat([ids, forced[:, 1:]], 1), use_cache=False).logits[0, 40:]
+    plain = {}
+    handles = [
+        layer.self_attn.k_proj.register_forward_hook(lambda m, a, out, i=i: plain.update({i: out}))
+        for i, layer in enumerate(tiny_llama.decoder.layers)
+    ]
+    tiny_llama.model(ids[:, :-1], use_cache=False)
+    for handle in handles:
+        handle.remove()
+    cosine, sine = tiny_llama.decoder.rotary_emb(ids.float(), torch.arange(10)[None])
+    for index, layer in enumerate(cache.layers):
+        keys = plain[index].unflatten(-1, (2, 16)).transpose(1, 2)[:, :, kept]
+        layer.keys, layer.values = apply_rotary_pos_emb(keys, keys, cosine, sine)[0], layer.values[:, :, kept]
+    given = {"position_ids": torch.arange(10, 13)[None], "use_cache": True, tiny_llama.cache_keyword: cache}
+    alone = tiny_llama.model(forced, **given).logits[0]
+    divergence = torch.nn.functional.kl_div(
+        alone.log_softmax(-1), full.log_softmax(-1), log_target=True, reduction="sum"
+    )
+    assert answered.turns[0][2].kl == pytest.approx(divergence.item() / 3, rel=1e-3)
+    assert answered.turns[0][1].kl != pytest.approx(answered.turns[0][2].kl, rel=0.05)
+    # Alone and together, and beside rows that keep their positions.
+    single = Engine(tiny_llama, EngineOptions(max_rows=1)).run(request, [FULL, true, renumbered])
+    for mine, other in zip(answered.turns[0], single, strict=True):
+        assert mine.tokens == other.tokens and mine.kl == pytest.approx(other.kl, rel=0.01, abs=1e-6)
+
+
+@torch.inference_mode()
+def test_a_replay_leaves_no_trace_and_sees_the_scored_tokens_alone(tiny_llama):
+    loaded = replace(tiny_llama, tokenizer=Repeating())
+    ids = some_ids(40)
+    engine = Engine(loaded)
+    found = engine.prefill(ids, ["kvzip", "kvzip-16", "h2o"], 0, ["kvzip"], 25)
+    plain = Engine(loaded).prefill(ids, ["h2o"])
+    for mine, other in zip(found.cache.layers, plain.cache.layers, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(mine.stored(), other.stored(), strict=True))
+    alone = Engine(loaded).prefill(ids[:25], ["kvzip"]).scores["kvzip"]
+    torch.testing.assert_close(found.unseen["kvzip"], alone, atol=1e-5, rtol=1e-4)
+    assert found.scores["kvzip"].shape == found.scores["kvzip-16"].shape == (3, 2, 40)
+    # The first chunk is repeated by the same order, and looks at nothing behind it.
+    weights = []
+
+    def hear(layer, call):
+        # Queries of the order and the repeated tokens; keys of the prompt, then their own.
+        scores = call.queries.unflatten(0, (2, -1)) @ call.keys.unsqueeze(1).transpose(2, 3) * call.scaling
+        later = torch.ones(44, 44, dtype=torch.bool).triu(1)
+        scores[..., 40:] = scores[..., 40:].masked_fill(later, -torch.inf)
+        weights.append(scores.softmax(-1)[..., :40].amax((1, 2)))
+
+    again = plain.cache.beginning(40, 44)
+    with watch_attention(loaded, hear):
+        asked = torch.tensor([[5, 9, 11, 4, *ids]])
+        loaded.decoder(input_ids=asked, use_cache=True, **{loaded.cache_keyword: again})
+    torch.testing.assert_close(found.scores["kvzip"], torch.stack(weights), atol=1e-5, rtol=1e-4)
+
+
+class Repeating:
+    """A tokenizer whose order to repeat is three tokens, and one more."""
+
+    eos_token_id = 2
+
+    def encode(self, text, add_special_tokens):
+        return [5, 9, 11] if "Repeat" in text else [4]
+
+    def decode(self, ids, skip_special_tokens):
+        return " ".join(map(str, ids))
+
+
+def test_generated_tokens_go_by_attention_less_redundancy(tiny_llama):
+    """Each block of four loses the two whose score is least, by its own attention and keys."""
+    (setting,) = Pruned(0.5, "r_kv", "layer").settings(Affine(), Affine())
+    request = some_request(new=14)
+    outcome = Engine(tiny_llama).run(request, [FULL, setting], Blocks("generated", 4))[1]
+    held = outcome.stored.sides[0].tokens
+    assert held.deleted == 2 * ((len(outcome.tokens)) // 4) and held.deleted >= 4
+    # The same block scored by hand.
+    keys, received = torch.randn(1, 2, 6, 16), torch.rand(1, 6)
+    scores = metric("r_kv").with_keys(received, list(keys))
+    near = torch.cat([keys[0, :, :1]] * 6, 1)  # all alike: attention alone decides
+    alike = metric("r_kv").with_keys(received, [near])
+    assert scores.shape == (1, 6) and alike.argsort().equal(received.argsort())
 
 
 @torch.inference_mode()

@@ -1,7 +1,10 @@
 """Scores by layer and head: against plain formulas, fixed numbers, other chunks, and beside other observers."""
 
+import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,15 +15,21 @@ from semkv_bench.importance.sources import watch_attention
 
 HEADS = [
     "cake-8",
+    "expected_attention",
+    "fastgen",
     "h2o",
     "h2o_mean",
     "keydiff",
     "knorm",
     "lagkv-8",
+    "leverage",
+    "r_kv",
     "random_head",
     "snapkv-8",
     "streaming",
     "tova",
+    "window_entropy-8",
+    "window_variance-8",
 ]
 GOLDEN = Path(__file__).parent / "head_scores.json"
 
@@ -56,7 +65,7 @@ def test_attention_scores_are_their_formulas(tiny_llama, prompt, scored):
     torch.testing.assert_close(found["snapkv-8"][..., :-8], pooled, **near)
     most = torch.nn.functional.pad(window.mean(-2), (1, 1)).unfold(-1, 3, 1).amax(-1).mean(2)
     torch.testing.assert_close(found["snapkv-8-3-max"][..., :-8], most, **near)
-    shifting = torch.nn.functional.pad(window.mean(-2) + 200 * window.var(-2, correction=0), (2, 2))
+    shifting = torch.nn.functional.pad(window.mean(-2) + 200 * window.var(-2), (2, 2))
     torch.testing.assert_close(
         found["cake-8"][..., :-8], shifting.unfold(-1, 5, 1).mean(-1).mean(2), atol=1e-3, rtol=1e-3
     )
@@ -114,6 +123,81 @@ def test_chance_differs_by_layer_head_seed_and_prompt(tiny_llama, prompt, scored
     assert not torch.equal(first, scored(tiny_llama, ["random_head"], prompt[::-1])["random_head"])
 
 
+def test_attention_that_shifts_tells_layers_apart(tiny_llama, prompt, scored):
+    weights, _ = _attention(tiny_llama, prompt)
+    found = scored(tiny_llama, ["window_entropy-8", "window_variance-8"], prompt)
+    window = weights[..., -8:, :]
+    entropy = -(window * (window + 1e-10).log()).sum(-2).mean(2)
+    torch.testing.assert_close(found["window_entropy-8"], entropy, atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(found["window_variance-8"], window.var(-2).mean(2), atol=1e-5, rtol=1e-3)
+
+
+def test_leverage_is_the_share_of_a_key_that_others_do_not_span(tiny_llama, prompt, scored):
+    plain = {}
+    handles = [
+        layer.self_attn.k_proj.register_forward_hook(lambda m, a, out, i=i: plain.update({i: out[0]}))
+        for i, layer in enumerate(tiny_llama.decoder.layers)
+    ]
+    found = scored(tiny_llama, ["leverage-0"], prompt)["leverage-0"]
+    for handle in handles:
+        handle.remove()
+    for layer, own in enumerate(found):
+        x = plain[layer].detach().unflatten(1, (2, 16)).transpose(0, 1).double()
+        x = x - x.mean(1, keepdim=True)
+        hat = x @ torch.linalg.inv(x.transpose(1, 2) @ x + 0.01 * torch.eye(16)) @ x.transpose(1, 2)
+        scores = hat.diagonal(dim1=1, dim2=2)
+        torch.testing.assert_close(
+            own, ((scores - scores.mean()) / scores.std()).float(), atol=1e-3, rtol=1e-3
+        )
+
+
+def test_redundancy_is_the_mean_cosine_less_the_newest_alike(tiny_llama, prompt, scored):
+    weights, keys = _attention(tiny_llama, prompt)
+    found = scored(tiny_llama, ["r_kv"], prompt)["r_kv"]
+    head = torch.nn.functional.normalize(keys[1, 0], dim=-1)
+    alike = head @ head.T
+    alike.fill_diagonal_(0)
+    for row in range(60):
+        over = (alike[row] > 0.5).nonzero().flatten()
+        alike[row, over[-1] if len(over) else 0] = 0
+    redundancy = alike.mean(0).softmax(-1)[:52]
+    most = weights[1, 0, :, -8:, :52].sum(-2).amax(0)
+    pooled = torch.nn.functional.pad(most, (3, 3)).unfold(-1, 7, 1).amax(-1)
+    expected = 0.1 * pooled / pooled.sum() - 0.9 * redundancy
+    torch.testing.assert_close(found[1, 0, :52], expected, atol=1e-5, rtol=1e-3)
+    assert found[1, 0, 52:].min() > found[1, 0, :52].max()
+
+
+def test_policies_add_up_head_by_head(tiny_llama, prompt, scored):
+    """A threshold of 0.05 keeps the tokens of the first policies that recover 95% of a head's attention."""
+
+    def decode(ids, skip_special_tokens):
+        return "".join("." if each % 7 == 0 else "a" for each in ids)
+
+    tokenizer = SimpleNamespace(decode=decode, all_special_ids=[prompt[0]])
+    loaded = replace(tiny_llama, tokenizer=tokenizer)
+    weights, _ = _attention(tiny_llama, prompt)
+    received = weights.mean(2)  # [layers, kv_heads, queries, keys]
+    found = scored(loaded, ["fastgen"], prompt)["fastgen"]
+    special = torch.tensor([each == prompt[0] for each in prompt])
+    marks = torch.tensor([each % 7 == 0 for each in prompt]) & ~special
+    assert special.any() and marks.any()
+    best = received.sum(-2).argsort(-1, descending=True)[..., :18]
+    frequent = torch.zeros(3, 2, 60, dtype=torch.bool).scatter(-1, best, True)
+    local = torch.arange(60) >= 42
+    band = (torch.arange(60) > torch.arange(60)[:, None] - 18) & torch.ones(60, 60, dtype=torch.bool).tril()
+    sets = [special.expand(3, 2, 60), (special | marks).expand(3, 2, 60), special | marks | frequent]
+    masses = [(received * each[..., None, :]).sum((-1, -2)) / 60 for each in sets]
+    masses.append((received * (sets[2][..., None, :] | band)).sum((-1, -2)) / 60)
+    sets.append(sets[2] | local)
+    for limit in (0.05, 0.3, 0.7):
+        kept = found >= limit
+        for layer, head in itertools.product(range(3), range(2)):
+            enough = [mass[layer, head] > 1 - limit for mass in masses]
+            first = sets[enough.index(True)][layer, head] if any(enough) else torch.ones(60).bool()
+            assert torch.equal(kept[layer, head], first), (limit, layer, head)
+
+
 @pytest.mark.parametrize("label", ["snapkv-60", "lagkv-29"])
 def test_a_prompt_that_says_nothing_is_refused(tiny_llama, prompt, scored, label):
     assert metric(label).least_tokens > 60
@@ -122,7 +206,19 @@ def test_a_prompt_that_says_nothing_is_refused(tiny_llama, prompt, scored, label
 
 
 @pytest.mark.parametrize(
-    "label", ["snapkv", "snapkv-16", "cake-8-7", "snapkv-64-5-max", "lagkv-32", "streaming-0"]
+    "label",
+    [
+        "snapkv",
+        "snapkv-16",
+        "cake-8-7",
+        "snapkv-64-5-max",
+        "lagkv-32",
+        "streaming-0",
+        "leverage-0",
+        "kvzip-64",
+        "window_entropy-8",
+        "expected_attention-9",
+    ],
 )
 def test_labels_read_back(label):
     assert metric(label).label == label

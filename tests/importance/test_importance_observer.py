@@ -25,15 +25,22 @@ ALL = [
 ]
 PER_HEAD = {
     "cake",
+    "expected_attention",
+    "fastgen",
     "h2o",
     "h2o_mean",
     "keydiff",
     "knorm",
+    "kvzip",
     "lagkv",
+    "leverage",
+    "r_kv",
     "random_head",
     "snapkv",
     "streaming",
     "tova",
+    "window_entropy",
+    "window_variance",
 }
 PER_LAYER = {"attention_received", "attention_window", "hidden_norm", "key_norm", "value_norm"}
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from semkv_bench.errors import UsageError
+from semkv_bench.errors import MissingError, UsageError
 from semkv_bench.grid.cost import LayerShape, SideShape, Stored
 from semkv_bench.quantizers import Affine
 from semkv_bench.quantizers.keep import Keep
@@ -60,6 +60,46 @@ def test_a_threshold_finds_out_how_many_stay():
     assert _shares("threshold-2").eq(1).all()
 
 
+def test_layers_share_by_how_their_attention_spreads_and_shifts():
+    evidence = [torch.ones(3, 2, 50), torch.tensor([1.0, 2, 3])[:, None, None].expand(3, 2, 50)]
+    assert budget("cake").kept(SCORES, 10, evidence).sum(-1).tolist() == [[6, 6], [10, 10], [14, 14]]
+    # The square of the variance; a layer that has all it can have leaves the rest to the others.
+    assert budget("cake-1-0.5").kept(SCORES, 30, evidence).sum(-1)[:, 0].tolist() == [9, 31, 50]
+    must = SCORES.clone()
+    must[..., -8:] = math.inf
+    assert budget("cake").kept(must, 10, evidence).sum(-1)[:, 0].tolist() == [9, 10, 11]
+    assert budget("cake").evidence("snapkv-16") == ("window_entropy-16", "window_variance-16")
+    assert budget("cake").evidence("knorm") == ("window_entropy", "window_variance")
+
+
+def test_marked_heads_keep_all_and_the_mean_is_what_was_asked():
+    marked = torch.tensor([[0.9, 0.1], [0.5, 0.2], [0.3, 0.9]])
+    kept = budget("profile-5").kept(SCORES, 20, [marked]).sum(-1)
+    assert kept.tolist() == [[50, 5], [5, 5], [5, 50]]
+    assert budget("profile-5").kept(SCORES, 21, [marked]).sum(-1).tolist() == [[50, 5], [11, 5], [5, 50]]
+    with pytest.raises(UsageError, match="fewer than the 64 of a head that is not marked"):
+        budget("profile").check(100, 63)
+
+
+def test_a_profile_is_read_from_a_file_and_named_by_what_it_holds(tmp_path):
+    path = tmp_path / "heads.tsv"
+    path.write_text("0.9\t0.1\n0.5\t0.2\n")
+    (made,) = _settings(score="streaming", budget="profile-8", keep=0.5, profile=str(path))
+    assert made.prune.heads == ((0.9, 0.1), (0.5, 0.2))
+    made.prune.check_shape(2, 2)
+    with pytest.raises(UsageError, match="2 lines of 2 numbers; this model has 3 layers of 2"):
+        made.prune.check_shape(3, 2)
+    path.write_text("0.9, 0.2\n0.5, 0.2\n")
+    (other,) = _settings(score="streaming", budget="profile-8", keep=0.5, profile=str(path))
+    assert made.name.startswith("evict@0.5:streaming:profile-8/") and made.name != other.name
+    for text in ("", "a b\n", "1 2\n3\n", "nan 1\n"):
+        path.write_text(text)
+        with pytest.raises(UsageError, match="a line for each layer"):
+            _settings(budget="profile", keep=0.5, profile=str(path))
+    with pytest.raises(MissingError, match=r"allocation\.profile"):
+        _settings(budget="profile", keep=0.5, profile=str(tmp_path / "none"))
+
+
 @pytest.mark.parametrize("label", ["head", "adakv", "pyramid", "global", "chunk-5", "threshold-0.5"])
 def test_what_must_stay_does_and_ties_go_to_the_earlier(label):
     scores = torch.ones(2, 2, 40)
@@ -71,7 +111,7 @@ def test_what_must_stay_does_and_ties_go_to_the_earlier(label):
         assert (left[..., :-1] >= left[..., 1:]).all()
 
 
-@pytest.mark.parametrize("label", [name for name in BUDGETS if name != "threshold"])
+@pytest.mark.parametrize("label", [name for name in BUDGETS if name not in ("threshold", "cake", "profile")])
 @pytest.mark.parametrize("count", [1, 13, 50])
 def test_budgets_keep_what_they_are_told(label, count):
     label = "chunk-5" if label == "chunk" else label
@@ -133,6 +173,12 @@ def test_uneven_heads_need_an_index():
         ({"budget": "head-3"}, "has no option"),
         ({"budget": "threshold"}, "needs its score"),
         ({"budget": "threshold-0.1", "keep": 0.5}, "leave allocation.keep null"),
+        ({"budget": "cake-1"}, "needs both numbers"),
+        ({"budget": "cake-0-1"}, "above 0"),
+        ({"budget": "chunk-5-6"}, "takes one number"),
+        ({"budget": "profile"}, "needs allocation.profile=FILE"),
+        ({"positions": "renumbered"}, "use allocation.score=streaming"),
+        ({"positions": False}, "choose from true, renumbered"),
         ({"question": "maybe"}, "choose from seen, unseen"),
         ({"score": "snapvk"}, "did you mean snapkv"),
         ({"score": "snapkv-16-4"}, "must be odd"),

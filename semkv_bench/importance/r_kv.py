@@ -1,0 +1,77 @@
+"""Attention less redundancy: tokens whose keys are like many others go first."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from semkv_bench.errors import UsageError
+from semkv_bench.importance.base import Needs, Prompt
+from semkv_bench.importance.heads import HeadAttentionMetric, lifted
+
+__all__ = ["RKV"]
+
+_WINDOW, _KERNEL = 8, 7
+_ATTENTION = 0.1
+_ALIKE = 0.5
+
+
+@dataclass(frozen=True)
+class RKV(HeadAttentionMetric):
+    """0.1 x attention less 0.9 x redundancy, both shares of one (Cai et al., 2025, arXiv 2505.24133).
+
+    Attention: from the last 8 tokens, which always stay, the most of any head that shares a key, and of 7 neighbours.
+    Redundancy: softmax of a key's mean cosine to the others of its head, where each leaves out the newest that is
+    like itself. Of a block of generated tokens: attention from those fed while it was open, as a mean over heads.
+    """
+
+    name = "r_kv"
+    needs = Needs.ATTENTION
+    reads_keys = True
+
+    @property
+    def least_tokens(self) -> int:
+        """See ``Metric``."""
+        return _WINDOW + 1
+
+    def always_kept(self, tokens: int, count: int) -> Tensor:
+        """See ``Metric``."""
+        return torch.arange(tokens) >= tokens - _WINDOW
+
+    def first_query(self, tokens: int) -> int:
+        """See ``HeadAttentionMetric``."""
+        return max(0, tokens - _WINDOW)
+
+    def score(self, sums: Tensor, keys: Tensor, prompt: Prompt) -> Tensor:
+        """See ``HeadAttentionMetric``."""
+        tokens = keys.shape[1]
+        if tokens < self.least_tokens:
+            raise UsageError(f"{self.label} says nothing of {tokens} tokens; it needs {self.least_tokens}")
+        before = tokens - _WINDOW
+        most = sums[0, :, :before].unflatten(0, (len(keys), -1)).amax(1)
+        pooled = nn.functional.max_pool1d(most[None], _KERNEL, stride=1, padding=_KERNEL // 2)[0]
+        scores = _mixed(pooled, torch.stack([_redundancy(head) for head in keys.float()])[:, :before])
+        scores = nn.functional.pad(scores, (0, _WINDOW))
+        return lifted(scores, self.always_kept(tokens, 0).to(scores.device))
+
+    def with_keys(self, received: Tensor, keys: Sequence[Tensor]) -> Tensor:
+        """See ``Metric``."""
+        redundant = [
+            torch.stack([_redundancy(head) for head in layer.float()]).mean(0).cpu() for layer in keys
+        ]
+        return _mixed(received, torch.stack(redundant))
+
+
+def _mixed(attention: Tensor, redundancy: Tensor) -> Tensor:
+    attention = attention / attention.sum(-1, keepdim=True).clamp_min(1e-9)
+    return _ATTENTION * attention - (1 - _ATTENTION) * redundancy
+
+
+def _redundancy(keys: Tensor) -> Tensor:
+    """Keys [tokens, head_dim] of one head -> [tokens], of sum 1."""
+    unit = nn.functional.normalize(keys, dim=-1)
+    alike = (unit @ unit.T).fill_diagonal_(0)
+    places = torch.arange(len(keys), device=keys.device)
+    newest = torch.where(alike > _ALIKE, places, 0).amax(-1, keepdim=True)
+    return alike.scatter_(-1, newest, 0).mean(0).softmax(-1)
