@@ -73,6 +73,7 @@ class _Sweep:
     method: dict[str, Any] | None = None
     grid: _Grid = field(default_factory=_Grid)
     allocation: dict[str, Any] = MISSING
+    read: dict[str, Any] = MISSING
     protocol: dict[str, Any] = MISSING
     task: dict[str, Any] = MISSING
     stats: _Stats = field(default_factory=_Stats)

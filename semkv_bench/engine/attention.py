@@ -41,7 +41,7 @@ def row_attention(loaded: LoadedModel, rows: RowCache) -> Iterator[None]:
         return
     token = DELETED.set(lambda layer: rows.attending[layer].deleted() if layer in rows.attending else None)
     try:
-        with replaced(decoder, partial(_over_rows, attention)):
+        with replaced(decoder, partial(_over_rows, attention, rows)):
             yield
     finally:
         DELETED.reset(token)
@@ -64,28 +64,36 @@ def grouped_attention(
     return out.unflatten(2, (groups, new)).flatten(1, 2).transpose(1, 2).contiguous()
 
 
-def _over_rows(attention: str, call: Call) -> tuple[Tensor, Any]:
-    query, key, mask, deleted = call.query, call.key, call.mask, call.deleted
+def _over_rows(attention: str, rows: RowCache, call: Call) -> tuple[Tensor, Any]:
+    query, key, mask = call.query, call.key, call.mask
+    layer = rows.attending.get(call.module.layer_idx)
+    hidden = _either(call.deleted, None if layer is None else layer.unread(query))
     # A mask for every query head is more than what to look at.
     shared = mask is None or mask.shape[1] == 1
     if attention == "sdpa" and call.is_plain and shared and not (mask is None and query.shape[2] > 1):
-        seen = _seen(mask, deleted)
+        seen = _seen(mask, hidden)
         return grouped_attention(query, key, call.value, seen, call.arguments.get("scaling")), None
-    if deleted is not None:
-        mask = _additive(_seen(mask, deleted), query, key.shape[1])
+    if hidden is not None:
+        mask = _additive(_seen(mask, hidden), query, key.shape[1])
     elif mask is not None and mask.dtype == torch.bool and attention == "eager":
         mask = _additive(mask, query, 1)
     return call.attend(query, key, call.value, mask)
 
 
-def _seen(mask: Tensor | None, deleted: Tensor | None) -> Tensor | None:
+def _either(deleted: Tensor | None, unread: Tensor | None) -> Tensor | None:
+    """What is deleted, bool [rows, kv_heads, places], or left unread by a query, [rows, kv_heads, new, places]."""
+    if deleted is None:
+        return unread
+    return deleted[:, :, None] if unread is None else deleted[:, :, None] | unread
+
+
+def _seen(mask: Tensor | None, hidden: Tensor | None) -> Tensor | None:
     """What a query may look at, bool [rows or 1, kv_heads or 1, new, places]."""
     if mask is not None and mask.dtype != torch.bool:
         mask = mask == 0
-    if deleted is None:
+    if hidden is None:
         return mask
-    left = ~deleted[:, :, None]
-    return left if mask is None else mask & left
+    return ~hidden if mask is None else mask & ~hidden
 
 
 def _additive(seen: Tensor, query: Tensor, kv_heads: int) -> Tensor:

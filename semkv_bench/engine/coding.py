@@ -75,6 +75,9 @@ class RowCoding:
             for side, (states, view) in enumerate(zip(stored, views, strict=True)):
                 with _named(index, side):
                     self._fill_side(states, view, index, side, ranks)
+            for row, setting in enumerate(self.settings):
+                if setting.read is not None and index in self.places:
+                    target.read_blocks(row, setting.read)
             if self.rule.codes_prompt:
                 for row in range(len(self.settings)):
                     if row in evicted and index in self.places:
@@ -181,6 +184,11 @@ class RowCoding:
             )
             for row in rows
         }
+
+    @property
+    def prompt(self) -> int:
+        """Tokens of the prompt."""
+        return self._prompt
 
     @contextmanager
     def on_arrival(self, tokens: int) -> Iterator[None]:

@@ -16,7 +16,6 @@ from semkv_bench.engine.outcome import Outcome, Request, Turn
 from semkv_bench.engine.prefill import Prefilled
 from semkv_bench.engine.rows import RowCache
 from semkv_bench.engine.sampling import Choose, chooser
-from semkv_bench.grid.cost import Stored
 from semkv_bench.importance.tail import TailNotes
 from semkv_bench.models.load import LoadedModel
 from semkv_bench.models.rotary import rotary_of
@@ -234,7 +233,10 @@ def _note(batch: _Batch, outcome: Outcome, number: int) -> None:
     outcome.reads = row.reads
     coded = 0 if outcome.setting.kind == "full" else sum(row.coded) / 2
     outcome.coded_share = coded / batch.rows.lengths[number]
-    outcome.stored = Stored.of(batch.loaded.shape.cache, *batch.coding.stored(number))
+    prompt = batch.coding.prompt
+    held = batch.coding.stored(number)
+    outcome.stored = outcome.setting.holding(batch.loaded.shape.cache, held, prompt)
+    outcome.read_share = row.read_share
 
 
 def _unfed(outcome: Outcome, own_history: bool) -> list[int]:

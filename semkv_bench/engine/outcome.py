@@ -56,7 +56,8 @@ class Outcome:
     nll: mean negative log-likelihood of the same tokens, in nats.
     reads: how often attention was handed quantized layers; coded_share: share of the tokens given to the model
     by the end of the answer that are stored as the setting says. batch_rows: settings that were decoded together.
-    context: tokens before the answer. stored: what the cache holds at the end of the answer.
+    context: tokens before the answer. stored: what the cache holds at the end of the answer. read_share: of the blocks
+    of the prompt, the part that a step read, as a mean; None where steps read all.
     """
 
     setting: Setting
@@ -72,6 +73,7 @@ class Outcome:
     context: int = 0
     coded_share: float | None = None
     stored: Stored | None = None
+    read_share: float | None = None
     text: str = ""
 
 

@@ -12,6 +12,7 @@ from transformers.configuration_utils import PreTrainedConfig
 from semkv_bench.engine.states import NoLayer, State, StateRows
 from semkv_bench.errors import UsageError
 from semkv_bench.models.layers import CacheLayer, cache_layers
+from semkv_bench.settings.reading import Reading
 
 # Buffers grow in steps of so many tokens, so that prompts of about one length share them.
 _STEP = 256
@@ -57,7 +58,8 @@ class Row:
     keys and of the values: settled: tokens before the open stretch, coded or never to be coded; pieces: sizes of the
     stretches that were stored together as the setting says, in the layers that it codes. All other tokens are in 16
     bits. A side that the setting leaves in 16 bits is counted with the other. shift: positions by which tokens stand
-    before their places, where those that a setting keeps were numbered anew.
+    before their places, where those that a setting keeps were numbered anew. read: shares of the prompt that queries
+    chose to read, summed over layers, heads and queries, and how many these were.
     """
 
     index: int
@@ -65,6 +67,13 @@ class Row:
     pieces: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     reads: int = 0
     shift: int = 0
+    read: tuple[float, int] = (0.0, 0)
+
+    @property
+    def read_share(self) -> float | None:
+        """Mean share of the prompt that queries read; None where none chose."""
+        total, queries = self.read
+        return total / queries if queries else None
 
     @property
     def coded(self) -> tuple[int, int]:
@@ -109,6 +118,7 @@ class RowLayer(CacheLayerMixin):
             None  # called when tokens came, before attention is given them
         )
         self._unseen: torch.Tensor | None = None  # bool [rows, heads, capacity]
+        self._reading: dict[int, tuple[Reading, torch.Tensor, int]] = {}  # by ``Row.index``
 
     @property
     def length(self) -> int:
@@ -132,7 +142,7 @@ class RowLayer(CacheLayerMixin):
         """
         self.rows, self.lengths, self.book = rows, [0] * rows, book
         self.capacity = capacity
-        self._unseen = None
+        self._unseen, self._reading = None, {}
         if self.is_initialized and (self.keys.shape[0] < rows or self.keys.shape[2] < capacity):
             self.keys = self.values = None
             self.is_initialized = False
@@ -214,6 +224,33 @@ class RowLayer(CacheLayerMixin):
     def deleted(self) -> torch.Tensor | None:
         """What attention must not see of the rows in use, bool [rows, heads, length of the longest]; None: nothing."""
         return None if self._unseen is None else self._unseen[: self.rows, :, : self.length]
+
+    def read_blocks(self, row: int, reading: Reading) -> None:
+        """Let the queries of a row read of the tokens that it holds now what ``reading`` chooses by their summary."""
+        tokens = self.lengths[row]
+        summary = reading.summary(self.part(row, slice(0, tokens))[0])
+        self._reading[self.book[row].index] = reading, summary, tokens
+
+    def unread(self, queries: torch.Tensor) -> torch.Tensor | None:
+        """What each of the queries [rows, heads, new, head_dim] leaves unread, bool [rows, kv_heads, new, places].
+
+        None: all rows read all. Counts what is read.
+        """
+        readers = [
+            (place, row) for place, row in enumerate(self.book[: self.rows]) if row.index in self._reading
+        ]
+        if not readers:
+            return None
+        new = queries.shape[2]
+        left = queries.new_zeros(self.rows, self.kv_heads, new, self.length, dtype=torch.bool)
+        for place, row in readers:
+            reading, summary, tokens = self._reading[row.index]
+            chosen = reading.chosen(queries[place], summary, tokens)
+            read = chosen.repeat_interleave(reading.block, dim=-1)[..., :tokens]
+            left[place, :, :, :tokens] = ~read
+            counted = self.kv_heads * new
+            row.read = (row.read[0] + read.float().mean().item() * counted, row.read[1] + counted)
+        return left
 
     def count_deleted(self, row: int) -> float:
         """Tokens of a row that were deleted, as a mean over heads."""

@@ -53,9 +53,12 @@ class TransformersBackend(EngineOptions, Backend):
             raise UsageError(f"{source.name} has no full-attention layer to quantize")
         pruned = any(setting.prune for setting in settings)
         used = supported_attention(source.config(), source.attention)
-        if pruned and used not in ("sdpa", "eager"):
+        reading = any(setting.read for setting in settings)
+        hiding = "pruning" if pruned else "read=blocks"
+        if (pruned or reading) and used not in ("sdpa", "eager"):
             raise UsageError(
-                f"pruning hides tokens by a mask, which model.attention={used} does not take; use sdpa or eager"
+                f"{hiding} hides tokens by a mask, which model.attention={used} does not take; use sdpa or "
+                "eager"
             )
         if any(setting.prune and setting.prune.per_head for setting in settings):
             heads = {layer.keys.heads for layer in shape.cache if layer is not None and layer.coded}
@@ -69,9 +72,9 @@ class TransformersBackend(EngineOptions, Backend):
                 setting.prune.check_shape(len(shape.quantized_layers), shape.kv_heads)
             if setting.prune and setting.prune.renumbered:
                 check_rotary(source.config(), source.name, setting.name, "use allocation.positions=true")
-        if len(shape.quantized_layers) < shape.layers and pruned:
+        if len(shape.quantized_layers) < shape.layers and (pruned or reading):
             raise UsageError(
-                f"pruning needs full attention in all layers, which {source.name} has in "
+                f"{hiding} needs full attention in all layers, which {source.name} has in "
                 f"{len(shape.quantized_layers)} of {shape.layers}"
             )
 

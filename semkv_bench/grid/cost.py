@@ -123,9 +123,10 @@ class StoredSide:
 
 @dataclass(frozen=True)
 class Stored:
-    """All that the cache of one sequence holds."""
+    """All that the cache of one sequence holds. in_blocks: tokens of which steps read some blocks, by summaries."""
 
     sides: tuple[StoredSide, ...]
+    in_blocks: int = 0
 
     @classmethod
     def of(cls, layers: Sequence[LayerShape | None], keys: Tokens, values: Tokens) -> "Stored":

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from semkv_bench.grid.cost import Cost, Stored
+from semkv_bench.grid.cost import Cost
 from semkv_bench.models.shape import ModelShape
 from semkv_bench.protocols import Protocol
 from semkv_bench.settings.setting import Setting
@@ -38,8 +38,9 @@ def cost_at(
     setting: Setting, shape: ModelShape, protocol: Protocol, tokens: int, tails: Sequence[int]
 ) -> Cost:
     """What a cache of ``tokens`` tokens costs, of which ``tails`` follow the coded prompt."""
-    held = protocol.rule.stored(setting, max(0, tokens - sum(tails)), tails)
-    return setting.cost(Stored.of(shape.cache, *held))
+    prompt = max(0, tokens - sum(tails))
+    held = protocol.rule.stored(setting, prompt, tails)
+    return setting.cost(setting.holding(shape.cache, held, prompt))
 
 
 def costs_at_contexts(

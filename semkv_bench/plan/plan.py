@@ -135,6 +135,7 @@ def make_plan(
         examples = [replace(e, context_tokens=context_tokens(tokenizer, e)) for e in examples]
     protocol.check(settings, examples)
     protocol.check_evictions(settings, examples)
+    protocol.check_reads(settings, examples)
     stages = arrange(examples, stats)
     tails = typical_tails(examples, protocol.own_history)
     charter = {

@@ -7,6 +7,7 @@ from omegaconf import DictConfig, OmegaConf
 from semkv_bench.config.compose import build
 from semkv_bench.errors import UsageError
 from semkv_bench.quantizers.base import Quantizer, Sides
+from semkv_bench.settings.reading import ReadAll
 from semkv_bench.settings.setting import FULL, Setting, uniform_settings
 
 __all__ = ["method_pairs", "planned_settings", "quantizers"]
@@ -38,15 +39,17 @@ def _quantizer(node: DictConfig, group: str) -> Sides:
 
 
 def planned_settings(config: DictConfig) -> tuple[Setting, ...]:
-    """``full``, the uniform grid of every method and what the allocation adds, with distinct names."""
+    """``full``, the uniform grid of every method and what allocation and reading add, with distinct names."""
     pairs = method_pairs(config)
     points = [_plain(config.grid[name]) for name in ("levels", "key_levels", "value_levels")]
     grids = [setting for pair in pairs for setting in uniform_settings(*pair, *points)]
     allocation = build(config.allocation, "allocation")
+    reads = build(config.read, "read") if config.get("read") else ReadAll()
     allocated: list[Setting] = []
     for pair in pairs:
         # Deletion is the same whatever the method.
-        allocated += [setting for setting in allocation.settings(*pair) if setting not in allocated]
+        added = [*allocation.settings(*pair), *reads.settings(*pair)]
+        allocated += [setting for setting in added if setting not in allocated]
     settings = (FULL, *grids, *allocated)
     names = [setting.name for setting in settings]
     if repeated := sorted({name for name in names if names.count(name) > 1}):

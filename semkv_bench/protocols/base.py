@@ -10,7 +10,7 @@ from semkv_bench.importance import metric
 from semkv_bench.importance.hidden import HiddenMetric
 from semkv_bench.importance.logits import LogitMetric
 from semkv_bench.importance.tail import check_tail
-from semkv_bench.protocols.rule import Blocks, window
+from semkv_bench.protocols.rule import PREFILL, Blocks, window
 from semkv_bench.settings.setting import Setting
 from semkv_bench.tasks import Example
 
@@ -75,6 +75,16 @@ class Protocol(ABC):
             seen = setting.prune.question == "seen"
             for tokens in sorted({len(e.input_ids) - 1 if seen else e.context_tokens for e in examples}):
                 setting.prune.check(tokens)
+
+    def check_reads(self, settings: Sequence[Setting], examples: Sequence[Example]) -> None:
+        """Raise UsageError where steps cannot read a part of the cache, or would read all of it."""
+        for setting in settings:
+            if setting.read is None:
+                continue
+            if self.rule != PREFILL or self.one_pass:
+                raise UsageError(f"{setting.name} reads blocks of the prompt alone; use protocol=prefill")
+            for tokens in sorted({len(example.input_ids) - 1 for example in examples}):
+                setting.read.check(tokens)
 
     def _check_ranking(self, settings: Sequence[Setting]) -> None:
         if self.rule.codes_tail:

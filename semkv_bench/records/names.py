@@ -15,6 +15,7 @@ _SPELLED = {
     "prune": re.compile(
         r"^(?:(?P<family>.+)-)?(?:prune|evict)@(?P<share>[^:]+):(?P<metric>[^:]+)(?::(?P<scope>.+))?$"
     ),
+    "read": re.compile(r"^(?:(?P<family>.+)-)?read@(?P<share>[^:]+):(?P<metric>[^:]+):(?P<scope>.+)$"),
     "uniform": re.compile(r"^(?:(?P<family>.+)-)?L(?P<levels>\d+)$"),
 }
 _FAMILY = re.compile(r"^(?P<family>.+?)-[LK]\d")
@@ -41,8 +42,8 @@ def describe(name: str, kind: str) -> dict[str, Any]:
 
 
 def kind_of(name: str) -> str:
-    """mixed or prune where ``name`` is spelled like one, else uniform."""
-    return next((kind for kind in ("mixed", "prune") if _match(name, kind)), "uniform")
+    """mixed, prune or read where ``name`` is spelled like one, else uniform."""
+    return next((kind for kind in ("mixed", "prune", "read") if _match(name, kind)), "uniform")
 
 
 def _match(name: str, kind: str) -> re.Match[str] | None:

@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 
-KINDS = ("full", "uniform", "mixed", "prune")
+KINDS = ("full", "uniform", "mixed", "prune", "read")
 
 
 REFERENCE = "full"
@@ -60,6 +60,7 @@ COLUMNS = (
     "packed_bits",
     "effective_bits",
     "cache_bits",
+    "read_bits",
     "kl",
     "top1_agreement",
     "agreement",
@@ -130,7 +131,7 @@ def normalize(
     _check_clusters(frame, fail)
     for name in ("seed", "turn"):
         frame[name] = _whole(frame, name, fail)
-    for name in (*_BITS, "cache_bits", "score", "kl", "top1_agreement", "agreement", "nll"):
+    for name in (*_BITS, "cache_bits", "read_bits", "score", "kl", "top1_agreement", "agreement", "nll"):
         frame[name] = _numbers(frame, name, fail)
     frame["runaway"] = _flags(frame, fail)
     frame["kind"] = _kinds(frame, fail)

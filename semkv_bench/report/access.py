@@ -35,7 +35,7 @@ __all__ = [
     "tested_settings",
 ]
 
-_KIND_ORDER = {"full": 0, "uniform": 1, "mixed": 2, "prune": 3}
+_KIND_ORDER = {"full": 0, "uniform": 1, "mixed": 2, "prune": 3, "read": 4}
 
 
 def row_of(report: Report, setting: str | None) -> SettingResult | None:

@@ -18,6 +18,7 @@ from semkv_bench.report.axes import (
     settle,
     svg_text,
 )
+from semkv_bench.report.evictor_figure import draw_evictors, draw_reads
 from semkv_bench.report.formatting import (
     CLIFF_MEANS,
     bits_text,
@@ -189,7 +190,7 @@ def _paint_agreement(report: Report, points: list[SettingResult], axes: Axes) ->
 
 def _coded(row: SettingResult) -> bool:
     """Whether a setting has a place on the axis of code bits; pruned ones code nothing."""
-    return row.kind != "prune" and known(row.code_bits)
+    return row.kind not in ("prune", "read") and known(row.code_bits)
 
 
 @dataclass(frozen=True)
@@ -255,7 +256,13 @@ _PAINTERS = {
         _paint_divergence,
     ),
 }
-_PANELS = {"methods_vs_cache_bits": draw_methods, "metric_ranking": draw_rankings, "turns": draw_turns}
+_PANELS = {
+    "methods_vs_cache_bits": draw_methods,
+    "evictors_vs_cache_bits": draw_evictors,
+    "score_vs_read_bits": draw_reads,
+    "metric_ranking": draw_rankings,
+    "turns": draw_turns,
+}
 GRID_FIGURES = tuple(_PAINTERS)
 FIGURE_NAMES = (*GRID_FIGURES, *_PANELS)
 

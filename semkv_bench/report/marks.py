@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 SMALL = 5.5
-_MARKERS = {"uniform": "o>h", "mixed": "D^v<", "prune": "sPXp"}
+_MARKERS = {"uniform": "o>h", "mixed": "D^v<", "prune": "sPXp", "read": "*+x1"}
 _ALIKE = 0.012  # of the axis: markers would overlap
 _STEP = 0.017  # of the axis: a marker and a little air
 _LEGEND_ROW = 0.19  # inches

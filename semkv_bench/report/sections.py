@@ -65,6 +65,7 @@ def sections(report: Report) -> list[Section]:
         _interpolation(report),
         _rankings(report),
         _deletion(report),
+        _depths(report),
         _turns(report),
     )
     return [section for section in made if section is not None]
@@ -146,12 +147,19 @@ _LINE = (
     ),
 )
 
+
+def _paid(row: Any, of: str = "") -> float | None:
+    """Bits of the whole cache where they are known, else the price of a value."""
+    whole = getattr(row, f"{of}cache_bits")
+    return whole if known(whole) else getattr(row, f"{of}effective_bits")
+
+
 _RETAINED = (
     Column("deleted", lambda row: clean(row.setting), numeric=False),
     Column("retained", lambda row: clean(row.against) if row.against else DASH, numeric=False),
     _VERDICT,
-    Column("bits of the deleted", lambda row: fixed(row.effective_bits), short="its bits"),
-    Column("bits of the retained", lambda row: fixed(row.against_effective_bits), short="kept bits"),
+    Column("bits of the deleted", lambda row: fixed(_paid(row)), short="its bits"),
+    Column("bits of the retained", lambda row: fixed(_paid(row, "against_")), short="kept bits"),
     Column("score of the deleted", lambda row: fixed(row.score), short="its score"),
     Column("score of the retained", lambda row: fixed(row.against_score), short="kept score"),
     _DIFFERENCE,
@@ -286,9 +294,9 @@ def _deletion(report: Report) -> Section | None:
     verdicts = ("deletion loses more", "deletion loses less", "alike within the margin", "not decided")
     finding = _tally(matched, verdicts, "comparison", "comparisons")
     note = (
-        "Deleting tokens and keeping the rest in 16 bits, against keeping all tokens at fewer bits in as much "
-        "memory or less: the coded settings nearest in effective bits from below, half a percent above counted "
-        "as equal. p-values are Holm-adjusted over all comparisons."
+        "Deleting tokens and keeping the rest, against keeping all tokens at fewer bits in as much memory or less: the "
+        "coded settings nearest in bits from below, of the whole cache where these are recorded, half a percent above "
+        "counted as equal. p-values are Holm-adjusted over all comparisons."
     )
     return Section(
         "deletion",
@@ -297,6 +305,42 @@ def _deletion(report: Report) -> Section | None:
         note,
         tables=(("", table_of(rows, _RETAINED)),),
     )
+
+
+_PLACE = (
+    _NAME,
+    Column("cache bits", lambda row: fixed(row.cache_bits), optional=True),
+)
+
+
+def _depths(report: Report) -> Section | None:
+    if not report.depths:
+        return None
+    rows = [row for row in report.settings if any(row.setting in found for found in report.depths.values())]
+    counts = [max(each.n_clusters or 0 for each in found.values()) for found in report.depths.values()]
+    places = [f"{plural(n, 'cluster')} in the {name}" for n, name in zip(counts, report.depths, strict=True)]
+
+    def at(depth: str) -> Column:
+        found = report.depths[depth]
+        return Column(
+            f"{depth} [interval of the difference]",
+            lambda row: _at_depth(found.get(row.setting)),
+            short=depth,
+            keep=True,
+        )
+
+    return Section(
+        "depths",
+        "Scores by needle depth",
+        f"{join(places, 'and')}.",
+        note="Where the needles asked for stand in the haystack, by their mean depth, all tasks together. Intervals "
+        "are of the difference from full precision, each by itself.",
+        tables=(("", table_of(rows, (*_PLACE, *map(at, report.depths)))),),
+    )
+
+
+def _at_depth(found: Any) -> str:
+    return DASH if found is None else with_interval(fixed(found.score), signed_interval(found.diff_ci))
 
 
 _LEFT = (

@@ -102,6 +102,9 @@ _MAIN = (
     Column("effective bits", lambda row: fixed(row.effective_bits), optional=True, short="eff. bits"),
     Column("cache bits", lambda row: fixed(row.cache_bits), optional=True),
     Column(
+        "bits read a step", lambda row: fixed(row.read_bits), optional=True, measured=False, short="bits read"
+    ),
+    Column(
         "whole cache",
         lambda row: ratio(16 / row.cache_bits) if row.cache_bits else DASH,
         optional=True,

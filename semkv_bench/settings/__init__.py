@@ -8,18 +8,22 @@ if TYPE_CHECKING:
     from semkv_bench.settings.allocation import Allocation, Prune, TwoLevel, Uniform
     from semkv_bench.settings.budgets import BUDGETS, Budget, budget
     from semkv_bench.settings.eviction import Evict, Evictions
+    from semkv_bench.settings.reading import BlockReads, ReadAll, Reading
     from semkv_bench.settings.setting import FULL, GridOnly, Pruned, Setting, TwoLevelMixes, uniform_settings
 
 __all__ = [
     "BUDGETS",
     "FULL",
     "Allocation",
+    "BlockReads",
     "Budget",
     "Evict",
     "Evictions",
     "GridOnly",
     "Prune",
     "Pruned",
+    "ReadAll",
+    "Reading",
     "Setting",
     "TwoLevel",
     "TwoLevelMixes",

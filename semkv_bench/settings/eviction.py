@@ -19,9 +19,9 @@ from semkv_bench.files import read_text
 from semkv_bench.grid.levels import DELETED, FULL_PRECISION, Storage, check_levels, mix
 from semkv_bench.importance.choice import metric
 from semkv_bench.quantizers.base import Quantizer, pair_label
-from semkv_bench.settings.allocation import Uniform
+from semkv_bench.settings.allocation import PER_LAYER, Uniform
 from semkv_bench.settings.budgets import budget
-from semkv_bench.settings.setting import Coded, Setting, listed
+from semkv_bench.settings.setting import Coded, Setting, TwoLevelMixes, check_tokenwise, listed
 
 __all__ = ["POSITIONS", "QUESTIONS", "Evict", "Evictions", "read_profile"]
 
@@ -188,7 +188,8 @@ class Evictions:
     """Every combination of ``score``, ``budget``, ``question`` and ``keep`` or ``tokens``; each may be a list.
 
     levels: what stays is quantized too, at one setting per entry; null: it stays in 16 bits. positions: see ``Evict``;
-    profile: file of the scores of heads that ``budget=profile`` reads.
+    profile: file of the scores of heads that ``budget=profile`` reads. retain: no token is deleted besides, and those
+    that score best have more levels than the rest, one setting per entry (``16/4@0.25``) and score; null: none.
     """
 
     score: Any = "snapkv"
@@ -199,6 +200,7 @@ class Evictions:
     levels: Any = None
     positions: Any = True
     profile: str | None = None
+    retain: Any = None
 
     def settings(self, keys: Quantizer, values: Quantizer) -> list[Setting]:
         """One setting per combination."""
@@ -213,7 +215,19 @@ class Evictions:
                 where = "true" if positions is True else positions
                 evict = Evict(score, shares, keep, tokens, question, where, heads)
                 made.append(_setting(evict, levels, keys, values))
+        if self.retain is not None:
+            for score, text in itertools.product(listed(self.score), listed(self.retain)):
+                high, low, share = _retained(text)
+                made += TwoLevelMixes(high, low, share, score, PER_LAYER).settings(keys, values)
         return made
+
+
+def _retained(text: Any) -> tuple[int, int, float]:
+    """High and low levels and the share of tokens at high, of ``16/4@0.25``."""
+    found = re.fullmatch(r"(\d+)/(\d+)@(0?\.\d+|[01](?:\.\d+)?)", str(text))
+    if found is None:
+        raise UsageError(f"allocation.retain={text} must be spelled HIGH/LOW@SHARE, as in 16/4@0.25")
+    return int(found[1]), int(found[2]), float(found[3])
 
 
 def read_profile(path: str) -> tuple[tuple[float, ...], ...]:
@@ -242,12 +256,7 @@ def _setting(evict: Evict, levels: int | None, keys: Quantizer, values: Quantize
     if levels is None:
         return Setting(name, evict.kind, prune=evict)
     check_levels([levels])
-    for side in (keys, values):
-        if not side.granularity.mixed or side.keep.windowed or side.keep.sinks:
-            raise UsageError(
-                f"{name}: {side.name} codes tokens together or leaves some in 16 bits, so what is stored depends on "
-                "what is deleted; quantize the rest by a method that codes each token by itself, such as affine"
-            )
+    check_tokenwise(name, keys, values, "stored depends on what is deleted")
     label = pair_label(keys, values)
     sides = (Coded(side, Uniform(levels)) for side in (keys, values))
     return Setting(f"{label}-L{levels}-{name}", evict.kind, label, *sides, prune=evict)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from semkv_bench.errors import UsageError
-from semkv_bench.grid.cost import SIDES, Cost, LayerShape, Price, SideShape, Stored, Tokens, cost
+from semkv_bench.grid.cost import FULL_BITS, SIDES, Cost, LayerShape, Price, SideShape, Stored, Tokens, cost
 from semkv_bench.grid.levels import FULL_PRECISION, Storage, check_levels, mix
 from semkv_bench.importance import choice
 from semkv_bench.quantizers.base import Quantizer, pair_label
@@ -16,8 +16,19 @@ from semkv_bench.settings.allocation import Allocation, Prune, TwoLevel, Uniform
 
 if TYPE_CHECKING:
     from semkv_bench.settings.eviction import Evict
+    from semkv_bench.settings.reading import Reading
 
-__all__ = ["FULL", "Coded", "GridOnly", "Pruned", "Setting", "TwoLevelMixes", "listed", "uniform_settings"]
+__all__ = [
+    "FULL",
+    "Coded",
+    "GridOnly",
+    "Pruned",
+    "Setting",
+    "TwoLevelMixes",
+    "check_tokenwise",
+    "listed",
+    "uniform_settings",
+]
 
 
 @dataclass(frozen=True)
@@ -53,7 +64,8 @@ class Coded:
 class Setting:
     """One way to store the cache. ``keys`` or ``values`` that are None stay in 16 bits.
 
-    prune: what is deleted; what stays is stored as ``keys`` and ``values`` say.
+    prune: what is deleted; what stays is stored as ``keys`` and ``values`` say. read: which part of it a step reads;
+    None: all of it.
     """
 
     name: str
@@ -62,6 +74,7 @@ class Setting:
     keys: Coded | None = None
     values: Coded | None = None
     prune: "Prune | Evict | None" = None
+    read: "Reading | None" = None
 
     def storage(self, head_dim: int, heads: int = 1) -> Storage:
         """Price of a coded value at ``head_dim`` values a vector; what a cache costs is ``cost``.
@@ -102,7 +115,8 @@ class Setting:
     @property
     def _own_format(self) -> bool:
         """Is the setting an engine's own, which tells its bits by ``storage`` alone?"""
-        return self.kind != "full" and self.keys is None and self.values is None and self.prune is None
+        parts = (self.keys, self.values, self.prune, self.read)
+        return self.kind != "full" and all(part is None for part in parts)
 
     def coded_bits(self, tokens: int, shape: SideShape) -> float:
         """See ``semkv_bench.grid.cost.Price``; of an engine's own setting."""
@@ -120,6 +134,8 @@ class Setting:
         """What a cache costs that holds ``stored``."""
         layers = 1 + max((layer for part in stored.sides for layer in part.layers), default=0)
         found = cost(partial(self.price, layers=layers), stored)
+        if self.read is not None:
+            return replace(found, key_bits=found.key_bits + self._summary_bits(stored))
         if self.prune is None or not self.prune.uneven:
             return found
         # Where heads differ, each layer says where the tokens of each of its heads begin; keys and values share it.
@@ -129,6 +145,28 @@ class Setting:
             if part.side == "keys" and part.tokens.deleted
         ]
         return replace(found, key_bits=found.key_bits + sum(index))
+
+    def read_bits(self, stored: Stored, share: float) -> float:
+        """Bits per value that a step reads of a cache that holds ``stored``, where it reads ``share`` of its blocks.
+
+        Summaries and what follows the blocks, in 16 bits, are read whole.
+        """
+        found, summaries = self.cost(stored), self._summary_bits(stored)
+        after = FULL_BITS * sum(
+            part.shape.values * (part.tokens.total - stored.in_blocks) * len(part.layers)
+            for part in stored.sides
+        )
+        bits, values = found.key_bits + found.value_bits, found.key_values + found.value_values
+        return (share * (bits - summaries - after) + summaries + after) / values
+
+    def _summary_bits(self, stored: Stored) -> float:
+        """Bits of what stands for the blocks: 16 for each channel of their vectors."""
+        keys = sum(part.shape.values * len(part.layers) for part in stored.sides if part.side == "keys")
+        return FULL_BITS * keys * self.read.vectors[self.read.by] * self.read.blocks(stored.in_blocks)
+
+    def holding(self, cache: Sequence[LayerShape | None], sides: Sequence[Tokens], prompt: int) -> Stored:
+        """What a cache of these layers holds whose keys and values are ``sides``, behind a prompt of so many tokens."""
+        return replace(Stored.of(cache, *sides), in_blocks=0 if self.read is None else prompt)
 
     def stored(self, tokens: int) -> tuple[Tokens, Tokens]:
         """How keys and values of ``tokens`` tokens are held that are stored at once, as a prompt is."""
@@ -149,7 +187,7 @@ class Setting:
 
     def planned(self, cache: Sequence[LayerShape | None], tokens: int) -> Cost:
         """What a cache of these layers costs that stores ``tokens`` tokens at once, as it does a prompt."""
-        return self.cost(Stored.of(cache, *self.stored(tokens)))
+        return self.cost(self.holding(cache, self.stored(tokens), tokens))
 
     def planned_layer(self, layer: LayerShape, tokens: int) -> Cost:
         """The same of one layer alone, coded as the grid says: none departs from it."""
@@ -222,6 +260,9 @@ class Setting:
             found["levels"] = counts[0] if counts[0] == counts[1] else dict(zip(SIDES, counts, strict=True))
         if self.prune is not None and sides:
             found["levels"] = sides[0].allocation.grid_point
+        if self.read is not None:
+            found |= {"keep": self.read.keep, "metric": self.read.by, "scope": str(self.read.block)}
+            found["levels"] = sides[0].allocation.grid_point if sides else None
         ranked = next((side.allocation for side in sides if side.allocation.metric is not None), self.prune)
         if ranked is not None:
             named = ("high", "low", "fraction", "keep", "metric", "scope")
@@ -369,12 +410,22 @@ class Pruned:
         return made
 
 
-def listed(value: Any) -> list[Any]:
+def listed(value: Any, group: str = "allocation") -> list[Any]:
     """The entries of an option that may be a list."""
     listed = list(value) if isinstance(value, list | tuple) else [value]
     if not listed:
-        raise UsageError("an empty list in allocation leaves no setting; give at least one value")
+        raise UsageError(f"an empty list in {group} leaves no setting; give at least one value")
     return listed
+
+
+def check_tokenwise(name: str, keys: Quantizer, values: Quantizer, why: str) -> None:
+    """Raise UsageError for quantizers that code tokens together, or leave some in 16 bits; ``why`` that matters."""
+    for side in (keys, values):
+        if not side.granularity.mixed or side.keep.windowed or side.keep.sinks:
+            raise UsageError(
+                f"{name}: {side.name} codes tokens together or leaves some in 16 bits, so what is {why}; quantize the "
+                "rest by a method that codes each token by itself, such as affine"
+            )
 
 
 def _gridless(quantizer: Quantizer, side: Sequence[int | None]) -> bool:

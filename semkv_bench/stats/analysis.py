@@ -113,6 +113,7 @@ def analyze(
         noise_floor=_noise_floor(settings),
         warnings=_warnings(whole),
         texts=text_results(whole, options),
+        depths=_depths(records, options, look),
         methods=compared_methods(paired, settings, options, look),
         **comparisons(judged, paired, options, look) | {"n_units_recorded": recorded_units(records)},
     )
@@ -189,6 +190,7 @@ def _settings(
             packed_bits=info.packed_bits,
             effective_bits=info.effective_bits,
             cache_bits=info.cache_bits,
+            read_bits=info.read_bits,
             compression=info.compression,
             n=int(paired.evidence[:, i].sum()),
             n_clusters=int(judgement.moments.clusters[i]),
@@ -275,29 +277,57 @@ def _witnesses(paired: PairedScores, options: StatsOptions, i: int, confidence: 
     }
 
 
+DEPTHS = ("first third", "middle third", "last third")
+
+
 def _tasks(
     paired: PairedScores, options: StatsOptions, look: Look | None
 ) -> dict[str, dict[str, TaskResult]]:
     confidence = options.confidence if look is None else look.confidence(options.confidence)
-    out: dict[str, dict[str, TaskResult]] = {}
-    for code, task in enumerate(paired.task_names):
-        part = paired.take(np.flatnonzero(paired.tasks == code))
-        here = np.flatnonzero(~np.isnan(part.measures["score"]).all(axis=0))
-        single = np.zeros(len(part.tasks), dtype=int)
-        m = difference_moments(replace(part, tasks=single), options.average, here)
-        bounds = guarded_interval(m, confidence)
-        scores = part.measures["score"][:, here]
-        averages = moments(scores, scores, single, options.average, sizes=part.sizes).mean
-        out[task] = {
-            paired.settings[i].name: TaskResult(
-                score=float(averages[k]),
-                diff=None if i == 0 else float(m.mean[k]),
-                diff_ci=NO_ENDS if i == 0 else _pair(bounds, k),
-                n_clusters=int(m.clusters[k]),
-            )
-            for k, i in enumerate(here)
-        }
-    return out
+    return {
+        task: _one_task(paired.take(np.flatnonzero(paired.tasks == code)), options, confidence)
+        for code, task in enumerate(paired.task_names)
+    }
+
+
+def _one_task(part: PairedScores, options: StatsOptions, confidence: float) -> dict[str, TaskResult]:
+    """Scores of all clusters of ``part`` as if they were of one task."""
+    here = np.flatnonzero(~np.isnan(part.measures["score"]).all(axis=0))
+    single = np.zeros(len(part.tasks), dtype=int)
+    m = difference_moments(replace(part, tasks=single), options.average, here)
+    bounds = guarded_interval(m, confidence)
+    scores = part.measures["score"][:, here]
+    averages = moments(scores, scores, single, options.average, sizes=part.sizes).mean
+    return {
+        part.settings[i].name: TaskResult(
+            score=float(averages[k]),
+            diff=None if i == 0 else float(m.mean[k]),
+            diff_ci=NO_ENDS if i == 0 else _pair(bounds, k),
+            n_clusters=int(m.clusters[k]),
+        )
+        for k, i in enumerate(here)
+    }
+
+
+def _depths(
+    records: pd.DataFrame, options: StatsOptions, look: Look | None
+) -> dict[str, dict[str, TaskResult]] | None:
+    """Scores by where the needles stand, in thirds of the haystack, by the mean of those asked for.
+
+    Of runs in which tokens are deleted or left unread; None where records tell no depth.
+    """
+    if "depths" not in records or not set(records["kind"]) & {"prune", "read"}:
+        return None
+    listed = records["depths"].map(lambda depths: isinstance(depths, (list, tuple)) and len(depths) > 0)
+    mean = records["depths"].where(listed).map(np.mean, na_action="ignore").astype(float)
+    third = (mean * len(DEPTHS)).clip(upper=len(DEPTHS) - 1) // 1
+    confidence = options.confidence if look is None else look.confidence(options.confidence)
+    found = {}
+    for number, name in enumerate(DEPTHS):
+        part = records[third == number]
+        if len(part):
+            found[name] = _one_task(pair(part.reset_index(drop=True), options), options, confidence)
+    return found or None
 
 
 def _assay(judgement: Judgement, guess: float, paired: PairedScores, dead: dict[str, str]) -> Assay:

@@ -125,7 +125,7 @@ def deletion(paired: PairedScores, options: StatsOptions, look: Look | None = No
     """Is it better to delete tokens, or to keep all of them at fewer bits, for the same memory?
 
     Every pruned setting is compared with the uniform and the mixed setting of each quantizer that are nearest
-    to its effective bits from below (half a percent above counts as equal; among equals, a mix by the same
+    to its bits from below (half a percent above counts as equal; among equals, a mix by the same
     metric first). A pruned setting with nothing at or below its memory has one entry with ``against`` null.
     p-values are Holm-adjusted over all comparisons.
     """
@@ -133,7 +133,7 @@ def deletion(paired: PairedScores, options: StatsOptions, look: Look | None = No
     metrics = {each.index: each.metric for each in allocated(paired.settings)}
     for i, info in enumerate(paired.settings):
         if info.kind == "prune":
-            found = _retained(paired.settings, info, metrics.get(i), metrics)
+            found = _retained(paired.settings, info)
             pairs += [(i, j) for j in found] or [(i, None)]
     matched = [pair for pair in pairs if pair[1] is not None]
 
@@ -157,10 +157,12 @@ def _deleted(
         setting=pruned.name,
         metric=metrics.get(pair[0]),
         effective_bits=pruned.effective_bits,
+        cache_bits=pruned.cache_bits,
         score=score,
         against=kept and kept.name,
         against_kind=kept and kept.kind,
         against_effective_bits=kept and kept.effective_bits,
+        against_cache_bits=kept and kept.cache_bits,
         against_score=against,
         **judged.get(pair, _UNMATCHED),
     )
@@ -176,9 +178,7 @@ _UNMATCHED = {
 }
 
 
-def _retained(
-    settings: Sequence[SettingInfo], pruned: SettingInfo, metric: str | None, metrics: dict[int, str]
-) -> list[int]:
+def _retained(settings: Sequence[SettingInfo], pruned: SettingInfo) -> list[int]:
     """Columns of the coded settings to compare ``pruned`` with: per quantizer one uniform, one mixed."""
     if pruned.paid_bits is None:
         return []
@@ -188,7 +188,7 @@ def _retained(
         coded = info.kind in ("uniform", "mixed") and bits is not None
         if not coded or bits > pruned.paid_bits * _SAME_MEMORY:
             continue
-        place = (-bits, metric is None or metrics.get(i) != metric, info.name, i)
+        place = (-bits, pruned.metric is None or info.metric != pruned.metric, info.name, i)
         key = (info.quantizer or "", info.kind != "uniform")
         best[key] = min(best.get(key, place), place)
     return [best[key][-1] for key in sorted(best)]

@@ -31,7 +31,8 @@ _MEASURES = ("score", "runaway", "kl", "top1_agreement", "agreement", "nll")
 
 @dataclass(frozen=True)
 class SettingInfo:
-    """What is known of a setting beside its scores; bits per value, ``cache_bits`` a mean over its records.
+    """What is known of a setting beside its scores; bits per value, ``cache_bits`` a mean over its records,
+    ``read_bits`` of what a step reads, None where it reads all.
 
     ``family`` is the quantizer without its options, ``levels`` those of a uniform setting (None where keys and values
     differ), ``high``, ``low`` and ``fraction`` those of a mix, ``keep`` the share that a deletion keeps, ``metric``
@@ -54,6 +55,7 @@ class SettingInfo:
     scope: str | None = None
     options: str | None = None
     cache_bits: float | None = None
+    read_bits: float | None = None
 
     @property
     def paid_bits(self) -> float | None:
@@ -326,6 +328,9 @@ def _settings(frame: pd.DataFrame) -> list[SettingInfo]:
     else:
         whole = {}
 
+    parts = frame.groupby("setting")["read_bits"]
+    read = {name: math.fsum(rows) / len(rows) for name, rows in parts if rows.notna().all()}
+
     def bits(value: float) -> float | None:
         return None if pd.isna(value) else float(value)
 
@@ -338,6 +343,7 @@ def _settings(frame: pd.DataFrame) -> list[SettingInfo]:
             packed_bits=bits(row["packed_bits"]),
             effective_bits=bits(row["effective_bits"]),
             cache_bits=whole.get(row["setting"]),
+            read_bits=read.get(row["setting"]),
             **{name: row[name] for name in DESCRIBED},
         )
         for _, row in first.iterrows()

@@ -97,7 +97,8 @@ class SettingResult:
     """One setting beside the reference; the comparing fields are null for the reference itself.
 
     Bits are per value, ``cache_bits`` over all that the cache stored, mean over the records; ``compression`` is by
-    these, or by ``effective_bits``, the price of a coded value, where they are not known. ``cache_at`` holds whole
+    these, or by ``effective_bits``, the price of a coded value, where they are not known. ``read_bits`` are what a step
+    reads of them; null where it reads all. ``cache_at`` holds whole
     caches by their number of tokens. Differences are setting less reference on the 0 to 1 scale; ``n_needed`` are
     the clusters that would settle it four times in five.
     """
@@ -113,6 +114,7 @@ class SettingResult:
     packed_bits: float | None
     effective_bits: float | None
     cache_bits: float | None = None
+    read_bits: float | None = None
     cache_at: dict[str, CacheSize] | None = None
     compression: float | None
     n: int
@@ -358,10 +360,12 @@ class Deletion(Comparison):
     setting: str
     metric: str | None = None
     effective_bits: float | None
+    cache_bits: float | None = None
     score: float | None
     against: str | None
     against_kind: str | None = None
     against_effective_bits: float | None
+    against_cache_bits: float | None = None
     against_score: float | None
 
 
@@ -566,6 +570,7 @@ class Report:
     interpolation: tuple[Interpolation, ...] = ()
     rankings: tuple[Ranking, ...] = ()
     deletion: tuple[Deletion, ...] = ()
+    depths: dict[str, dict[str, TaskResult]] | None = None
     turns: tuple[Turn, ...] = ()
     turn_drift: tuple[TurnDrift, ...] = ()
     runaway_detector: RunawayDetector | None = None

@@ -259,7 +259,9 @@ def _cache(outcome: Outcome) -> dict[str, Any]:
     if outcome.stored is None:
         return {}
     cost = outcome.setting.cost(outcome.stored)
+    share = outcome.read_share
     return {
+        **({} if share is None else {"read_bits": outcome.setting.read_bits(outcome.stored, share)}),
         "cache_bits": cost.cache_bits,
         "key_cache_bits": cost.key_cache_bits,
         "value_cache_bits": cost.value_cache_bits,

@@ -203,9 +203,13 @@ def test_generated_tokens_go_by_attention_less_redundancy(tiny_llama):
     # The same block scored by hand.
     keys, received = torch.randn(1, 2, 6, 16), torch.rand(1, 6)
     scores = metric("r_kv").with_keys(received, list(keys))
-    near = torch.cat([keys[0, :, :1]] * 6, 1)  # all alike: attention alone decides
-    alike = metric("r_kv").with_keys(received, [near])
-    assert scores.shape == (1, 6) and alike.argsort().equal(received.argsort())
+    apart = torch.eye(16)[:6].expand(2, 6, 16)  # none like another: attention alone decides
+    assert scores.shape == (1, 6)
+    assert metric("r_kv").with_keys(received, [apart]).argsort().equal(received.argsort())
+    # Even attention: the first of three that are alike goes before the two others.
+    twins = apart.clone()
+    twins[:, [1, 3]] = twins[:, :1]
+    assert metric("r_kv").with_keys(torch.ones(1, 6), [twins]).argmin() == 0
 
 
 @torch.inference_mode()
