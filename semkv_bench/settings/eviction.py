@@ -187,6 +187,8 @@ class Evict:
 class Evictions:
     """Every combination of ``score``, ``budget``, ``question`` and ``keep`` or ``tokens``; each may be a list.
 
+    A score may name its own budget, as in ``kvzip/global``, and is then crossed with no other.
+
     levels: what stays is quantized too, at one setting per entry; null: it stays in 16 bits. positions: see ``Evict``;
     profile: file of the scores of heads that ``budget=profile`` reads. retain: no token is deleted besides, and those
     that score best have more levels than the rest, one setting per entry (``16/4@0.25``) and score; null: none.
@@ -207,16 +209,23 @@ class Evictions:
         made = []
         heads = None if self.profile is None else read_profile(self.profile)
         options = (self.score, self.budget, self.question, self.positions, self.levels)
-        for score, shares, question, positions, levels in itertools.product(*map(listed, options)):
-            keeps = self.keep
-            if keeps is None and self.tokens is None and budget(shares).asks:
+        for named, shares, question, positions, levels in itertools.product(*map(listed, options)):
+            score, own, its = str(named).partition("/")
+            if own and shares != listed(self.budget)[0]:
+                continue
+            shares = its or shares
+            keeps, counts = self.keep, self.tokens
+            if own and not budget(shares).asks:
+                keeps = counts = None
+            elif keeps is None and counts is None and budget(shares).asks:
                 keeps = _KEEP
-            for keep, tokens in itertools.product(listed(keeps), listed(self.tokens)):
+            for keep, tokens in itertools.product(listed(keeps), listed(counts)):
                 where = "true" if positions is True else positions
                 evict = Evict(score, shares, keep, tokens, question, where, heads)
                 made.append(_setting(evict, levels, keys, values))
         if self.retain is not None:
-            for score, text in itertools.product(listed(self.score), listed(self.retain)):
+            scores = dict.fromkeys(str(named).partition("/")[0] for named in listed(self.score))
+            for score, text in itertools.product(scores, listed(self.retain)):
                 high, low, share = _retained(text)
                 made += TwoLevelMixes(high, low, share, score, PER_LAYER).settings(keys, values)
         return made
