@@ -49,12 +49,14 @@ def test_every_operation_is_rounded_as_a_model_in_float16_does(bits, axis, kind)
 def quanto(monkeypatch):
     """optimum-quanto, but for the C++ that takes its codes out of bytes, so that nothing is compiled."""
     package = pytest.importorskip("optimum.quanto")
-    from optimum.quanto.library.extensions import get_extension
+    from optimum.quanto import library
 
     def unpack(packed, bits):
         return torch.cat([packed >> shift & 2**bits - 1 for shift in range(0, 8, bits)])
 
-    monkeypatch.setattr(get_extension("quanto_cpp"), "_lib", SimpleNamespace(unpack=unpack))
+    monkeypatch.setattr(
+        library.extensions.extension.get_extension("quanto_cpp"), "_lib", SimpleNamespace(unpack=unpack)
+    )
     return package
 
 

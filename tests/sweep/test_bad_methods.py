@@ -74,14 +74,17 @@ BAD = {
     ),
     "a head no rotation fits": (
         ["quarot"],
-        "a Hadamard step of size 24 does not fit head_dim 24; legal sizes are none",
+        "a Hadamard step of size 24 does not fit head_dim 24",
     ),
     "a block no rotation fits": (["q4_0_rotated"], "the rotation is for head_dim that 64 divides, not 24"),
     "a vector no code fits": (
         ["nsnquant", "quantizer.keys.code.dim=7", "quantizer.keys.transform=[]"],
         "code.dim=7 does not divide the 24 channels",
     ),
-    "levels beyond a code": (["nsnquant", "grid.levels=[16]"], "has at most 4 levels, not 16"),
+    "levels beyond a code": (
+        ["nsnquant", "quantizer.keys.transform=[]", "quantizer.values.transform=[]", "grid.levels=[16]"],
+        "has at most 4 levels, not 16",
+    ),
     "levels beyond a budget": (
         ["qaq", "quantizer.keys.budget.ceiling=8", "grid.levels=[16]"],
         "budget.ceiling=8",
@@ -91,7 +94,10 @@ BAD = {
         "must have one level count; use allocation=uniform",
     ),
     "mixed levels under a budget": (["qaq", "allocation=two_level"], "must have one level count"),
-    "all layers left out": (["ott"], "leaves the first 2 and the last 0 layers in 16 bits, and so all 2"),
+    "all layers left out": (
+        ["ott", "quantizer.values.group.channels=24"],
+        "leaves the first 2 and the last 0 layers in 16 bits, and so all 2",
+    ),
     "no calibration": (["cq"], "semkv-bench calibrate model=... quantizer=cq"),
     "an outlier share": (
         ["gear", "quantizer.keys.outliers.share=2"],
