@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from semkv_bench.engine.rows import RowCache
-from semkv_bench.errors import UsageError
+from semkv_bench.errors import SemkvError, UsageError
 from semkv_bench.importance import Observer, metric, observe
 from semkv_bench.models.load import LoadedModel
 from semkv_bench.protocols.rule import Ranks
@@ -109,4 +109,6 @@ def _replayed(
             again.rewind(len(ids))
 
         found[label] = replaying.replayed(loaded, len(ids), orders, feed)
+        if not found[label].isfinite().all():
+            raise SemkvError(f"importance metric {label} is NaN or infinite for some token")
     return found

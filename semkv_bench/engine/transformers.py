@@ -11,6 +11,7 @@ from semkv_bench.engine.engine import Engine
 from semkv_bench.engine.options import EngineOptions
 from semkv_bench.engine.outcome import Outcome, Request, request_of
 from semkv_bench.errors import UsageError
+from semkv_bench.importance import metric
 from semkv_bench.kernels import backend
 from semkv_bench.kernels.numerics import Saturation
 from semkv_bench.models.architecture import begins_anew, reads_in_parts, supported_attention
@@ -67,6 +68,9 @@ class TransformersBackend(EngineOptions, Backend):
                     f"{source.name} has layers of {', '.join(map(str, sorted(heads)))} key-value heads; "
                     "allocation=evict needs the same number in all; use allocation=prune"
                 )
+        for label in sorted(set().union(*(setting.metrics for setting in settings))):
+            if metric(label).unturned:
+                check_rotary(source.config(), source.name, label, "choose another score")
         for setting in settings:
             if setting.prune and setting.prune.per_head:
                 setting.prune.check_shape(len(shape.quantized_layers), shape.kv_heads)

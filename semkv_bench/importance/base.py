@@ -106,6 +106,7 @@ class Metric(ABC):
     ``name`` makes it a choice. needs: what it scores by; seeded: do its scores change with the seed? per_head: does it
     score every key-value head by itself, [quantized layers, kv_heads, tokens]? replays: is the prompt fed once more
     after its prefill, by ``replayed``? reads_keys: do scores of generated tokens need their keys too (``with_keys``)?
+    unturned: does it undo the rotary embedding?
     """
 
     name: ClassVar[str]
@@ -115,6 +116,7 @@ class Metric(ABC):
     per_head: ClassVar[bool] = False
     replays: ClassVar[bool] = False
     reads_keys: ClassVar[bool] = False
+    unturned: ClassVar[bool] = False
 
     @property
     def label(self) -> str:

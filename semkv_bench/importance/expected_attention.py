@@ -69,6 +69,7 @@ class ExpectedAttention(HeadMetric):
 
     name = "expected_attention"
     recorder = QueryRecorder
+    unturned = True
     future: int = _FUTURE
 
     def __post_init__(self) -> None:

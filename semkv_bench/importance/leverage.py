@@ -40,6 +40,7 @@ class Leverage(HeadCacheMetric):
     name = "leverage"
     recorder = PlainKeyRecorder
     seeded = True
+    unturned = True
     sketch: int = _SKETCH
 
     def __post_init__(self) -> None:

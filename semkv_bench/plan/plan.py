@@ -136,6 +136,7 @@ def make_plan(
     protocol.check(settings, examples)
     protocol.check_evictions(settings, examples)
     protocol.check_reads(settings, examples)
+    _check_replays(settings, examples, shape, tokenizer)
     stages = arrange(examples, stats)
     tails = typical_tails(examples, protocol.own_history)
     charter = {
@@ -243,6 +244,27 @@ def _check_lengths(examples: Sequence[Example], shape: ModelShape, own_history: 
     short = next((example for example in examples if len(example.input_ids) < 2), None)
     if short is not None:
         raise UsageError(f"{short.task} {short.example_id} has a prompt of fewer than two tokens")
+
+
+def _check_replays(
+    settings: Sequence[Setting], examples: Sequence[Example], shape: ModelShape, tokenizer: Any
+) -> None:
+    """Raise UsageError where a score that feeds the prompt once more has no room for it, or states in its way."""
+    longest = max(examples, key=lambda example: len(example.input_ids))
+    for label in sorted(set().union(*(setting.metrics for setting in settings))):
+        if not metric(label).replays:
+            continue
+        if shape.state_values:
+            raise UsageError(
+                f"{label} feeds the prompt twice, which the states of this model cannot undo; use another score"
+            )
+        ids = longest.input_ids[:-1]
+        needed = len(ids) + max(len(asked) for _, asked in metric(label).orders(tokenizer, ids))
+        if shape.max_positions is not None and needed > shape.max_positions:
+            raise UsageError(
+                f"{label} repeats the prompt, which takes {needed} positions for {longest.task} {longest.example_id}; "
+                f"the model has {shape.max_positions}: shorten the prompts or name a smaller chunk ({metric(label).name}-N)"
+            )
 
 
 def _with_forced(engine: Backend, examples: Sequence[Example]) -> Backend:

@@ -64,8 +64,13 @@ class Protocol(ABC):
             )
 
     def check_evictions(self, settings: Sequence[Setting], examples: Sequence[Example]) -> None:
-        """Raise UsageError where a method that evicts tokens cannot be run, or would do nothing."""
+        """Raise UsageError where a method that evicts tokens cannot be run, or would do nothing.
+
+        Nor may a prompt be too short for a metric that ranks its tokens.
+        """
         for setting in settings:
+            if self.rule.codes_prompt and not (setting.prune and setting.prune.per_head):
+                _check_ranked(setting, min(len(example.input_ids) - 1 for example in examples))
             if setting.prune is None or not setting.prune.per_head:
                 continue
             if self.rule.codes_tail:
@@ -112,6 +117,16 @@ class Protocol(ABC):
                 "%s: no example is long enough for a token to leave the window (keep): all stays in 16 bits, and is "
                 "priced so",
                 ", ".join(whole),
+            )
+
+
+def _check_ranked(setting: Setting, tokens: int) -> None:
+    for label in sorted(setting.metrics):
+        least = metric(label).least_tokens
+        if tokens < least:
+            raise UsageError(
+                f"{setting.name}: {label} needs prompts of at least {least} tokens to rank, and one has {tokens}: "
+                "choose another metric or longer prompts"
             )
 
 

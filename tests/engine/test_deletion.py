@@ -14,6 +14,7 @@ from semkv_bench.engine.engine import Engine
 from semkv_bench.engine.options import EngineOptions
 from semkv_bench.engine.prefill import prefill
 from semkv_bench.engine.rows import RowCache
+from semkv_bench.errors import SemkvError
 from semkv_bench.importance import metric
 from semkv_bench.importance.sources import watch_attention
 from semkv_bench.protocols.rule import PREFILL, Blocks
@@ -179,6 +180,15 @@ def test_a_replay_leaves_no_trace_and_sees_the_scored_tokens_alone(tiny_llama):
         asked = torch.tensor([[5, 9, 11, 4, *ids]])
         loaded.decoder(input_ids=asked, use_cache=True, **{loaded.cache_keyword: again})
     torch.testing.assert_close(found.scores["kvzip"], torch.stack(weights), atol=1e-5, rtol=1e-4)
+
+
+@torch.inference_mode()
+def test_scores_that_are_no_numbers_are_refused(tiny_llama):
+    loaded = replace(tiny_llama, model=deepcopy(tiny_llama.model), tokenizer=Repeating())
+    loaded.model.model.layers[1].self_attn.q_proj.weight[:] = float("nan")
+    for label in ("kvzip", "snapkv-4"):
+        with pytest.raises(SemkvError, match=f"{label} is NaN or infinite"):
+            Engine(loaded).prefill(some_ids(40), [label])
 
 
 class Repeating:

@@ -9,9 +9,20 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from semkv_bench.engine.engine import Engine
 from semkv_bench.errors import UsageError
 from semkv_bench.importance import metric, observe
 from semkv_bench.importance.sources import watch_attention
+
+
+class Repeating:
+    """A tokenizer whose order to repeat is three tokens, and one more."""
+
+    eos_token_id = 2
+
+    def encode(self, text, add_special_tokens):
+        return [5, 9, 11] if "Repeat" in text else [4]
+
 
 HEADS = [
     "cake-8",
@@ -89,7 +100,8 @@ def test_scores_have_a_head_each_and_do_not_depend_on_chunks(tiny_llama, prompt,
 def test_scores_are_the_numbers_that_they_were(tiny_llama, prompt, scored):
     """Taken when all scores equalled those of kvpress 0.5.5 on the same prompts."""
     golden = json.loads(GOLDEN.read_text())
-    found = scored(tiny_llama, list(golden), prompt)
+    loaded = replace(tiny_llama, tokenizer=Repeating())
+    found = Engine(loaded).prefill(prompt, list(golden)).scores
     for name, values in golden.items():
         torch.testing.assert_close(found[name][1, 1, ::7], torch.tensor(values), atol=1e-4, rtol=1e-3)
 
@@ -130,6 +142,37 @@ def test_attention_that_shifts_tells_layers_apart(tiny_llama, prompt, scored):
     entropy = -(window * (window + 1e-10).log()).sum(-2).mean(2)
     torch.testing.assert_close(found["window_entropy-8"], entropy, atol=1e-4, rtol=1e-3)
     torch.testing.assert_close(found["window_variance-8"], window.var(-2).mean(2), atol=1e-5, rtol=1e-3)
+
+
+def test_expected_attention_is_that_of_queries_drawn_from_the_prompts_own(tiny_llama, prompt, scored):
+    """Mean and covariance of the queries before the embedding, turned by the mean of 512 rotation matrices."""
+    plain, values = {}, {}
+    handles = []
+    for i, layer in enumerate(tiny_llama.decoder.layers):
+        for part, kept in ((layer.self_attn.q_proj, plain), (layer.self_attn.v_proj, values)):
+            handles.append(
+                part.register_forward_hook(
+                    lambda m, a, out, i=i, kept=kept: kept.update({i: out[0].detach()})
+                )
+            )
+    _, keys = _attention(tiny_llama, prompt)
+    for handle in handles:
+        handle.remove()
+    cosine, sine = tiny_llama.decoder.rotary_emb(torch.zeros(1), torch.arange(60, 572)[None])
+    turn = torch.zeros(16, 16)
+    turn[8:, :8], turn[:8, 8:] = torch.eye(8), -torch.eye(8)
+    rotation = (cosine[0][:, None] * torch.eye(16) + sine[0][:, None] * turn).mean(0).double()
+    found = scored(tiny_llama, ["expected_attention"], prompt)["expected_attention"]
+    for layer, head in itertools.product(range(3), range(2)):
+        sums = torch.zeros(56, dtype=torch.float64)
+        for query in (2 * head, 2 * head + 1):
+            drawn = plain[layer].unflatten(1, (4, 16))[4:, query].double()
+            mean, spread = rotation @ drawn.mean(0), rotation @ drawn.T.cov(correction=0) @ rotation.T
+            own = keys[layer, head, 4:].double()
+            sums += (own @ mean / 4 + ((own @ spread) * own).sum(-1) / 32).softmax(-1) / 2
+        norms = values[layer].unflatten(1, (2, 16))[4:, head].norm(dim=-1)
+        torch.testing.assert_close(found[layer, head, 4:], (sums * norms).float(), atol=1e-4, rtol=1e-3)
+        assert found[layer, head, :4].min() > found[layer, head, 4:].max()
 
 
 def test_leverage_is_the_share_of_a_key_that_others_do_not_span(tiny_llama, prompt, scored):

@@ -7,10 +7,12 @@ import torch
 
 from semkv_bench.errors import MissingError, UsageError
 from semkv_bench.grid.cost import LayerShape, SideShape, Stored
+from semkv_bench.protocols import Prefill
 from semkv_bench.quantizers import Affine
 from semkv_bench.quantizers.keep import Keep
-from semkv_bench.settings import BUDGETS, Evict, Evictions, Pruned, budget
+from semkv_bench.settings import BUDGETS, Evict, Evictions, Pruned, TwoLevelMixes, budget
 from semkv_bench.settings.budgets import Pyramid
+from semkv_bench.tasks import Example
 
 CACHE = [LayerShape(SideShape(2, 64), SideShape(2, 64))] * 3
 SCORES = torch.rand(3, 2, 50, generator=torch.Generator().manual_seed(0))
@@ -212,6 +214,44 @@ def test_a_quantizer_that_leaves_tokens_in_16_bits_is_refused(keep):
 def test_a_method_that_would_do_nothing_is_refused(evict, tokens, said):
     with pytest.raises(UsageError, match=said):
         evict.check(tokens)
+
+
+def test_mixes_and_deletions_of_whole_tokens_need_prompts_that_their_metric_can_rank():
+    example = Example("t", "1", 0, tuple(range(3, 43)), ("a",), 4)
+    for setting in (
+        *TwoLevelMixes(8, 4, 0.5, "snapkv").settings(Affine(), Affine()),
+        *Pruned(0.5, "lagkv").settings(Affine(), Affine()),
+    ):
+        with pytest.raises(UsageError, match=r"needs prompts of at least .* tokens to rank, and one has 39"):
+            Prefill().check_evictions([setting], [example])
+
+
+def test_published_pairs_stand_in_one_list():
+    made = _settings(score=["snapkv-16", "kvzip/global", "fastgen/threshold-0.05"], keep=[0.5, 0.25])
+    assert [each.name for each in made] == [
+        "evict@0.5:snapkv-16:head:seen",
+        "evict@0.25:snapkv-16:head:seen",
+        "evict@0.5:kvzip:global:seen",
+        "evict@0.25:kvzip:global:seen",
+        "evict@any:fastgen:threshold-0.05:seen",
+    ]
+    # What names its own budget is crossed with no other.
+    assert len(_settings(score=["snapkv", "kvzip/global"], budget=["head", "adakv"], keep=0.5)) == 3
+    with pytest.raises(UsageError, match=r"no allocation\.budget 'globe'"):
+        _settings(score="kvzip/globe")
+
+
+def test_retention_by_the_same_score_stands_beside_deletion():
+    made = _settings(score=["snapkv-16", "kvzip/global"], keep=0.25, retain=["16/4@0.25", "8/4@.5"])
+    assert [each.name for each in made[2:]] == [
+        "affine-L16/4@0.25:snapkv-16:layer",
+        "affine-L8/4@0.5:snapkv-16:layer",
+        "affine-L16/4@0.25:kvzip:layer",
+        "affine-L8/4@0.5:kvzip:layer",
+    ]
+    for text in ("16/4", "16@0.5", "16/4@2", "a/b@0.5"):
+        with pytest.raises(UsageError, match="spelled HIGH/LOW@SHARE"):
+            _settings(retain=text)
 
 
 def test_one_token_stays_at_least():
