@@ -263,7 +263,7 @@ def _check_replays(
         if shape.max_positions is not None and needed > shape.max_positions:
             raise UsageError(
                 f"{label} repeats the prompt, which takes {needed} positions for {longest.task} {longest.example_id}; "
-                f"the model has {shape.max_positions}: shorten the prompts or name a smaller chunk ({metric(label).name}-N)"
+                f"the model has {shape.max_positions}: shorten the prompts, or name a smaller chunk as in {label}-512"
             )
 
 
