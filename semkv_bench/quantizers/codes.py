@@ -213,7 +213,7 @@ class PolarCode(Code):
 class VectorCode(Code):
     """``dim`` neighbouring values of unit variance by the nearest of a fixed set of points (NSNQuant).
 
-    The points are a seeded k-means of normal samples, so they are those of the paper in spirit only. With L levels
+    The points are a k-means of normal samples, so they are those of the paper in spirit only. With L levels
     there are L**dim of them for ``dim`` values; above two levels ``signs`` are coded apart, unless that is false, and
     (L/2)**dim points are magnitudes. Nothing is stored with a group.
     """
@@ -245,7 +245,10 @@ class VectorCode(Code):
     def quantize_dequantize(self, grouped: Tensor, levels: int) -> Tensor:
         """See ``Code``."""
         points, signs = self._points(levels)
-        book = _normal_points(points, self.dim, bool(signs)).to(grouped.device)
+        book = (
+            _pairs(points) if self.dim == 2 and not signs else _normal_points(points, self.dim, bool(signs))
+        )
+        book = book.to(grouped.device)
         vectors = grouped.reshape(-1, self.dim)
         target = vectors.abs() if signs else vectors
         found = torch.empty_like(vectors)
@@ -259,16 +262,40 @@ class VectorCode(Code):
         return round((levels / 2 if signs else levels) ** self.dim), int(signs)
 
 
+_QUANTILES, _ROUNDS = 181, 25
+
+
+@lru_cache(maxsize=16)
+def _pairs(points: int) -> Tensor:
+    """float32 [points, 2]: k-means of pairs of normal values, from a start whose points lie as dense as the best do.
+
+    The best points of a plane have the density of a normal distribution of twice the variance; a spiral in equal steps
+    of that distribution has it. The pairs are all of so many quantiles with each other, so that nothing is drawn.
+    """
+    place = (torch.arange(points).double() + 0.5) / points
+    radius, angle = (
+        (-4 * torch.log1p(-place)).sqrt(),
+        torch.arange(points).double() * math.pi * (3 - math.sqrt(5)),
+    )
+    book = torch.stack([radius * angle.cos(), radius * angle.sin()], 1).float()
+    line = torch.special.ndtri((torch.arange(_QUANTILES).double() + 0.5) / _QUANTILES).float()
+    return _moved_to_means(book, torch.cartesian_prod(line, line), _ROUNDS)
+
+
+def _moved_to_means(book: Tensor, samples: Tensor, rounds: int) -> Tensor:
+    """Lloyd's iteration: every point of ``book`` where the samples that it is nearest to have their mean."""
+    for _ in range(rounds):
+        nearest = torch.cat([torch.cdist(part, book).argmin(-1) for part in samples.split(4096)])
+        count = torch.bincount(nearest, minlength=len(book))
+        sums = torch.zeros_like(book).index_add_(0, nearest, samples)
+        book = torch.where((count > 0)[:, None], sums / count.clamp(min=1)[:, None], book)
+    return book
+
+
 @lru_cache(maxsize=16)
 def _normal_points(points: int, dim: int, magnitudes: bool) -> Tensor:
     """float32 [points, dim]: k-means of seeded normal samples, or of their magnitudes."""
     generator = torch.Generator().manual_seed(points * 1000 + dim)
     samples = torch.randn(max(64 * points, 4096), dim, generator=generator)
     samples = samples.abs() if magnitudes else samples
-    book = samples[:points].clone()
-    for _ in range(15):
-        nearest = torch.cat([torch.cdist(part, book).argmin(-1) for part in samples.split(4096)])
-        count = torch.bincount(nearest, minlength=points)
-        sums = torch.zeros_like(book).index_add_(0, nearest, samples)
-        book = torch.where((count > 0)[:, None], sums / count.clamp(min=1)[:, None], book)
-    return book
+    return _moved_to_means(samples[:points].clone(), samples, 15)

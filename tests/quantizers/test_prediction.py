@@ -11,7 +11,7 @@ from semkv_bench.engine.coding import RowCoding
 from semkv_bench.engine.rows import RowCache
 from semkv_bench.errors import SemkvError
 from semkv_bench.protocols.rule import Blocks, Ranks
-from semkv_bench.quantizers import Predict
+from semkv_bench.quantizers import Predict, VectorCode
 from semkv_bench.quantizers.calibration import write
 from semkv_bench.quantizers.parts import Place
 from semkv_bench.settings.setting import FULL, uniform_settings
@@ -138,3 +138,11 @@ def test_the_lowest_layer_is_coded_as_it_is(sides):
         none.apply(x[None])
     with pytest.raises(SemkvError, match="what the layer below gives back is not known"):
         sides[0].coder(HEAD_DIM).at(Place(1, "keys", TURN)).quantize_dequantize(x, torch.tensor([[4]]))
+
+
+@pytest.mark.parametrize(("points", "error"), [(4, 0.36338), (16, 0.10755), (64, 0.02956)])
+def test_pairs_of_normal_values_are_near_the_best_points(points, error):
+    """Four points are two scalar ones a side (J. Max, 1960); of more, AQUA-KV's own tables miss as much a value."""
+    x = torch.randn(1, 1, 40_000, 2, generator=torch.Generator().manual_seed(3))
+    missed = VectorCode(dim=2, most=16, signs=False).quantize_dequantize(x, round(points**0.5)) - x
+    assert float(missed.square().mean()) == pytest.approx(error, rel=0.03)
