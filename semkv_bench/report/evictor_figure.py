@@ -31,10 +31,14 @@ _ALL = "all tasks"
 
 
 def draw_evictors(report: Report) -> Drawn | None:
-    """A panel for all tasks and one for each, a curve for every evictor; None where nothing is deleted at two bits."""
+    """A panel for all tasks and one for each, a curve for every evictor and every metric that mixes levels.
+
+    None where no evictor was run at two numbers of bits.
+    """
     curves = _curves([row for row in report.settings if row.kind == "prune"])
     if not any(len(rows) > 1 for rows in curves.values()):
         return None
+    curves |= _curves([row for row in report.settings if row.kind == "mixed"])
     tasks = {task: {name: row.score for name, row in found.items()} for task, found in report.tasks.items()}
     scores = {_ALL: {row.setting: row.score for row in report.settings}}
     scores |= tasks if len(tasks) > 1 else {}
@@ -65,6 +69,8 @@ def _curves(rows: Sequence[SettingResult]) -> dict[str, list[SettingResult]]:
             label = (
                 "reads blocks" if row.quantizer is None else f"{row.quantizer} L{row.levels}, reads blocks"
             )
+        elif row.kind == "mixed":
+            label = f"{label}, all kept"
         elif row.levels:
             label = f"{label}, L{row.levels}"
         found.setdefault(clean(label), []).append(row)

@@ -15,6 +15,7 @@ SETTINGS = {
     "full": ("full", None, None, None, 16.0, None, 1.0),
     "affine-L16": ("uniform", None, None, None, 4.5, None, 0.95),
     "affine-L5": ("uniform", None, None, None, 3.0, None, 0.6),
+    "affine-L16/5@0.5:snapkv:layer": ("mixed", 0.5, "snapkv", "layer", 3.8, None, 0.7),
     "evict@0.5:snapkv:head:seen": ("prune", 0.5, "snapkv", "head:seen", 8.1, None, 0.8),
     "evict@0.25:snapkv:head:seen": ("prune", 0.25, "snapkv", "head:seen", 4.6, None, 0.4),
     "evict@0.25:knorm:adakv:unseen": ("prune", 0.25, "knorm", "adakv:unseen", 5.0, None, 0.1),
@@ -39,10 +40,15 @@ def report():
                     "quantizer": "affine" if "affine" in name else None,
                     "family": "affine" if "affine" in name else None,
                     "levels": 16 if "L16" in name else 5 if "L5" in name else None,
-                    "keep": keep,
+                    "keep": keep if kind == "prune" else None,
+                    **({"high": 16, "low": 5, "fraction": keep} if kind == "mixed" else {}),
                     "metric": metric,
                     "scope": scope,
-                    "code_bits": {"full": 16.0, "uniform": math.log2(16 if "L16" in name else 5)}.get(kind),
+                    "code_bits": {
+                        "full": 16.0,
+                        "uniform": math.log2(16 if "L16" in name else 5),
+                        "mixed": (math.log2(16) + math.log2(5)) / 2,
+                    }.get(kind),
                     "effective_bits": bits,
                     "cache_bits": bits,
                     "read_bits": read,
@@ -87,9 +93,11 @@ def test_without_deletion_there_are_no_depths(report):
 
 
 def test_every_deletion_stands_beside_what_takes_no_more_of_the_whole_cache(report):
-    found = {row.setting: row for row in report.deletion}
-    assert len(found) == 3
-    row = found["evict@0.25:snapkv:head:seen"]
+    found = {(row.setting, row.against_kind): row for row in report.deletion}
+    assert len(found) == len(report.deletion) == 6
+    mixed = found["evict@0.25:snapkv:head:seen", "mixed"]
+    assert (mixed.against, mixed.against_cache_bits) == ("affine-L16/5@0.5:snapkv:layer", 3.8)
+    row = found["evict@0.25:snapkv:head:seen", "uniform"]
     assert (row.against, row.cache_bits, row.against_cache_bits) == ("affine-L16", 4.6, 4.5)
     assert row.verdict == "deletion loses more" and row.diff_ci[1] < 0
 
@@ -98,7 +106,7 @@ def test_each_evictor_has_a_curve_in_a_panel_for_each_task(report):
     drawn = {each.name: each for each in draw_all(report)}
     words = drawn["evictors_vs_cache_bits"].description
     assert "snapkv:head:seen: 4.6 bits" in words and "knorm:adakv:unseen: 5" in words
-    assert "affine, all kept: 3.0 bits" in words
+    assert "affine, all kept: 3.0 bits" in words and "snapkv:layer, all kept: 3.8 bits" in words
     svg = drawn["evictors_vs_cache_bits"].svg
     assert all(task in svg for task in ("all tasks", "needles", "chains"))
 
