@@ -1,9 +1,9 @@
-"""The table of all methods in docs/methods.md: what each is, and its bits, from the configuration.
+"""The tables of docs/methods.md: what each method is and costs, from the configuration, and what was measured.
 
-    python scripts/methods_table.py            # writes the table anew
-    python scripts/methods_table.py --check    # exit 1 where it is not current
+    python scripts/methods_table.py            # writes the tables anew
+    python scripts/methods_table.py --check    # exit 1 where they are not current
 
-Cliffs are those of results/methods/report.json, where there is one.
+What was measured is in the reports under results/methods, where there are any.
 """
 
 import json
@@ -18,8 +18,17 @@ from semkv_bench.grid.cost import LayerShape, SideShape
 from semkv_bench.settings.setting import uniform_settings
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE, REPORT = ROOT / "docs" / "methods.md", ROOT / "results" / "methods" / "report.json"
-BEGIN, END = "<!-- table of methods: scripts/methods_table.py -->", "<!-- end of the table -->"
+PAGE = ROOT / "docs" / "methods.md"
+# By report: what stands at the head of its column, and what methods have there.
+REPORTS = {
+    "equal_windows": "without windows",
+    "as_published": "as published",
+}
+TABLES = {
+    "methods": ("<!-- table of methods: scripts/methods_table.py -->", "<!-- end of the table -->"),
+    "scores": ("<!-- scores at equal bits: scripts/methods_table.py -->", "<!-- end of the scores -->"),
+    "windows": ("<!-- what windows buy: scripts/methods_table.py -->", "<!-- end of the windows -->"),
+}
 TOKENS = (1000, 4000, 32000)
 SHAPE = SideShape(8, 128)
 
@@ -94,24 +103,70 @@ def main() -> int:
 
 
 def renewed(page: str) -> str:
-    """The page with the table as it is now."""
-    head, _, rest = page.partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    return f"{head}{BEGIN}\n{table()}\n{END}{tail}"
+    """The page with its tables as they are now."""
+    found = {name: report for name in REPORTS if (report := _report(name))}
+    made = {"methods": table(found), "scores": scores(found), "windows": windows(found)}
+    for name, (begin, end) in TABLES.items():
+        head, _, rest = page.partition(begin)
+        _, _, tail = rest.partition(end)
+        page = f"{head}{begin}\n{made[name]}\n{end}{tail}"
+    return page
 
 
-def table() -> str:
+def _report(name: str) -> dict | None:
+    path = ROOT / "results" / "methods" / name / "report.json"
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def _markdown(lines: list[list[str]]) -> str:
+    return "\n".join(f"| {' | '.join(line)} |" for line in [lines[0], ["---"] * len(lines[0]), *lines[1:]])
+
+
+def table(reports: dict[str, dict]) -> str:
     """The rows of all methods, as Markdown."""
-    report = json.loads(REPORT.read_text()) if REPORT.exists() else {}
-    model = report.get("model", "SmolLM2-135M-Instruct")
     titles = ["`quantizer=`", "what it is", "left out, and why", "oracle in the tests", "levels"]
-    titles += [f"bits at {tokens:,}" for tokens in TOKENS] + [f"cliff of {model}, code bits"]
-    lines = [titles, ["---"] * len(titles)]
-    lines += [_row(name, report.get("cliffs", {})) for name in names_of("quantizer")]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    titles += [f"bits at {tokens:,}" for tokens in TOKENS]
+    titles += [f"cliff of {report['model']}, code bits, {REPORTS[name]}" for name, report in reports.items()]
+    return _markdown([titles, *(_row(name, reports) for name in names_of("quantizer"))])
 
 
-def _row(name: str, cliffs: dict) -> list[str]:
+def scores(reports: dict[str, dict]) -> str:
+    """What every method scores at equal bits of the whole cache, by its own grid, as Markdown."""
+    lines = []
+    for name, report in reports.items():
+        told, at = report["methods"], report["methods"]["at_bits"]
+        lines = lines or [["method", *(f"{bits:g} bits" for bits in at), "bits of its grid"]]
+        for method in told["methods"]:
+            points = {point["bits"]: point for point in told["points"] if point["method"] == method}
+            cells = [NONE if points[bits]["score"] is None else f"{points[bits]['score']:.3f}" for bits in at]
+            span = next(iter(points.values()))
+            ends = f"{span['least_bits']:.2f} to {span['most_bits']:.2f}"
+            lines.append([f"`{method}`, {REPORTS[name]}", *cells, ends])
+    return _markdown(lines) if lines else ""
+
+
+def windows(reports: dict[str, dict]) -> str:
+    """Affine without a window, and with the newest 128 tokens in 16 bits, as Markdown."""
+    if len(reports) < len(REPORTS):
+        return ""
+    lines = [["levels", "score, no window", "bits", "score, newest 128 in 16 bits", "bits"]]
+    plain, windowed = (
+        {row["setting"]: row for row in reports[name]["settings"]}
+        for name in ("equal_windows", "as_published")
+    )
+    for setting, row in plain.items():
+        other = windowed.get(setting.replace("affine-", "affine[recent128]-"))
+        if setting.startswith("affine-") and other is not None:
+            cells = [f"{row['score']:.3f}", f"{row['cache_bits']:.2f}"]
+            cells += [f"{other['score']:.3f}", f"{other['cache_bits']:.2f}"]
+            lines.append([setting.removeprefix("affine-L"), *cells])
+    told = (
+        "What a window buys by itself: affine at the same levels, and with its newest 128 tokens in 16 bits."
+    )
+    return f"{told}\n\n{_markdown(lines)}"
+
+
+def _row(name: str, reports: dict[str, dict]) -> list[str]:
     path = choice_file("quantizer", name)
     made = build(OmegaConf.load(path), "quantizer")
     keys, values = made.of_side("keys"), made.for_values()
@@ -124,12 +179,23 @@ def _row(name: str, cliffs: dict) -> list[str]:
     left, oracle = NOTES.get(name, FORMAT if fixed or name.startswith(("ggml", "mlx")) else ("", ""))
     levels = "" if fixed and first == 256 else str(first) if first == second else f"{first}/{second}"
     bits = [f"{cost.key_cache_bits:.3f} / {cost.value_cache_bits:.3f}" for cost in costs]
-    return [f"`{name}`", told, left, oracle, levels, *bits, _cliff(cliffs.get(name))]
+    cliffs = [_measured(name, report, column) for column, report in reports.items()]
+    return [f"`{name}`", told, left, oracle, levels, *bits, *cliffs]
 
 
-def _cliff(cliff: dict | None) -> str:
-    if cliff is None:
-        return "–"
+def _measured(name: str, report: dict, column: str) -> str:
+    """Where a method's cliff is, or what became of a format."""
+    labels = [label for label in report["cliffs"] if label.partition("[")[0] == name]
+    # As published is without options.
+    if column == "as_published":
+        labels = [label for label in labels if label == name]
+    if labels:
+        return _cliff(report["cliffs"][labels[0]])
+    row = next((row for row in report["settings"] if row["setting"] == name), None)
+    return NONE if row is None else f"{row['verdict'].replace('_', ' ')} ({row['score']:.3f})"
+
+
+def _cliff(cliff: dict) -> str:
     if cliff["status"] == "located":
         return f"({cliff['lower_bits']:.2f}, {cliff['upper_bits']:.2f}]"
     return cliff["status"].replace("_", " ")
