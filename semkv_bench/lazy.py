@@ -1,4 +1,4 @@
-"""A package's names, each imported at its first use, so that what needs no torch does not wait for it."""
+"""Imports at the first use, so that what needs no torch does not wait for it: names of a package, torch, SciPy."""
 
 import ast
 import sys
@@ -6,9 +6,9 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["called", "on_demand"]
+__all__ = ["called", "on_demand", "scipy", "torch"]
 
 
 def on_demand(package: str) -> Callable[[str], Any]:
@@ -48,3 +48,24 @@ def called(package: str, module: str) -> None:
             return getattr(import_module(module), name)(*args, **kwargs)
 
     sys.modules[package].__class__ = Callable
+
+
+class _Late:
+    """A module that is imported once something of it is asked for, and is as quick as the module from then on."""
+
+    __slots__ = ("__dict__", "_name")
+
+    def __init__(self, name: str):
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        module = import_module(self._name)
+        self.__dict__ = module.__dict__
+        return getattr(module, name)
+
+
+if TYPE_CHECKING:
+    import scipy
+    import torch
+else:
+    scipy, torch = _Late("scipy"), _Late("torch")

@@ -6,11 +6,17 @@ floor(512 z) names the grid cell, and every cell belongs to one code at each lev
 with the thresholds, as the Triton kernel does, gives the same code for every float32.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+from semkv_bench.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 __all__ = ["CELLS", "CELLS_PER_SIGMA", "CodebookTables"]
 
@@ -44,7 +50,7 @@ class CodebookTables:
     @classmethod
     def build(
         cls, codebooks: Sequence[tuple[Tensor, Tensor]], head_dim: int, device: torch.device | str
-    ) -> "CodebookTables":
+    ) -> CodebookTables:
         """From (centroids [L], thresholds [L - 1]) in standard deviations, for L = 2, 3, 4, ... in order."""
         top = len(codebooks) + 1
         thresholds = torch.full((top + 1, top), torch.inf)

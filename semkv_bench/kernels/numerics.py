@@ -1,10 +1,16 @@
 """Rules every kernel and its reference share: stored metadata is float16 and always finite."""
 
-import torch
-from torch import Tensor
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from semkv_bench.errors import NonFiniteError
 from semkv_bench.grid.levels import MAX_LEVELS
+from semkv_bench.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 __all__ = ["FLOAT16_MAX", "NonFiniteError", "Saturation", "check_rows", "finite_cast", "to_float16"]
 

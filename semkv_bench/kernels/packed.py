@@ -17,15 +17,20 @@ Nothing else is stored but each token's class (0, 1, 2 or 4 bits, one for all he
 block starts. All of it counts in ``total_nbytes``.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from semkv_bench.grid.levels import MAX_LEVELS, packing_plan
 from semkv_bench.kernels.codebook_tables import CodebookTables
+from semkv_bench.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 __all__ = [
     "LIMB",
@@ -93,7 +98,7 @@ class PackedLayout:
         return torch.tensor(self.class_levels, device=self.token_class.device)[self.classes()]
 
     @classmethod
-    def build(cls, levels: Tensor, heads: int, head_dim: int, block: int = 64) -> "PackedLayout":
+    def build(cls, levels: Tensor, heads: int, head_dim: int, block: int = 64) -> PackedLayout:
         """Layout for tokens of the given levels, int64 [tokens], on their device.
 
         Raises ValueError unless levels lie in 2..256, at most 16 different ones, and ``block`` is a power of

@@ -4,11 +4,17 @@ Torch parallelises inside each operation. For a dozen passes over a few hundred 
 a thread barrier per pass, which is slow, and on a busy machine slower than no threads by far.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+from semkv_bench.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 __all__ = ["for_token_chunks"]
 

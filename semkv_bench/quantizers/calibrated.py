@@ -1,19 +1,24 @@
 """Steps that know the model: the rotary embedding undone, and what is fitted to each channel by a calibration."""
 
+from __future__ import annotations
+
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Self, TypeVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar, Self, TypeVar
 
 from semkv_bench.checks import number, whole
 from semkv_bench.errors import SemkvError
 from semkv_bench.kernels.numerics import to_float16
-from semkv_bench.models.rotary import Rotary
+from semkv_bench.lazy import torch
 from semkv_bench.quantizers.parts import Place, State
 from semkv_bench.quantizers.transforms import Kept, Step
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from semkv_bench.models.rotary import Rotary
+
 
 __all__ = ["Centre", "Permute", "Predict", "Thresholds", "Unrope"]
 

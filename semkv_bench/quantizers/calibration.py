@@ -1,19 +1,23 @@
 """Files of what methods are fitted to a model by: tensors of every layer and side, and where they are from."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
-from torch import Tensor
 
 from semkv_bench.errors import MissingError
 from semkv_bench.files import write_atomically
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 __all__ = ["CALIBRATIONS", "Calibration", "headers", "read", "write"]
 
@@ -45,6 +49,8 @@ class Calibration:
 
 def write(path: Path, about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Write a calibration, all or nothing; tensors by ``LAYER/SIDE/PART:NAME``."""
+    from safetensors.torch import save  # needs torch
+
     path.parent.mkdir(parents=True, exist_ok=True)
     plain = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
     write_atomically(path, save(plain, {_ABOUT: json.dumps(about, sort_keys=True)}))

@@ -1,18 +1,22 @@
 """Codes whose points a calibration of the model found by k-means: of single values (KVQuant), of neighbours (CQ)."""
 
+from __future__ import annotations
+
 import itertools
 import math
 from dataclasses import dataclass
-from typing import ClassVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar
 
 from semkv_bench.checks import choice
 from semkv_bench.errors import UsageError
 from semkv_bench.grid.levels import code_bits
 from semkv_bench.kernels.numerics import to_float16
+from semkv_bench.lazy import torch
 from semkv_bench.quantizers.codes import Code
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 __all__ = ["Coupled", "NonUniform", "best_points"]
 

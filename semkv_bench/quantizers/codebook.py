@@ -13,7 +13,8 @@ from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import linalg, special
+
+from semkv_bench.lazy import scipy
 
 __all__ = ["Codebook", "lloyd_max", "trapezoid_lloyd_max"]
 
@@ -86,20 +87,20 @@ def _gaussian():
     def density(z):
         return np.exp(-(z**2) / 2) / math.sqrt(2 * math.pi)
 
-    return special.ndtr, density, density
+    return scipy.special.ndtr, density, density
 
 
 def _coordinate(head_dim: int):
     """Distribution function, density, and integral of z * density over (z, inf), for finite d."""
     half, root = (head_dim - 1) / 2, math.sqrt(head_dim)
-    log_peak = special.gammaln(head_dim / 2) - special.gammaln(half) - math.log(math.pi) / 2
+    log_peak = scipy.special.gammaln(head_dim / 2) - scipy.special.gammaln(half) - math.log(math.pi) / 2
     peak = math.exp(log_peak)
 
     def inside(z):
         return np.clip(z / root, -1, 1)
 
     def cdf(z):
-        return special.betainc(half, half, (1 + inside(z)) / 2)
+        return scipy.special.betainc(half, half, (1 + inside(z)) / 2)
 
     def density(z):
         return peak / root * (1 - inside(z) ** 2) ** (half - 1)
@@ -112,7 +113,7 @@ def _coordinate(head_dim: int):
 
 def _starting_point(levels: int, head_dim: float) -> NDArray[np.float64]:
     # High-resolution theory: centroid density ~ f**(1/3), for a normal one of 3 times the variance.
-    quantiles = special.ndtri((np.arange(levels) + 0.5) / levels) * math.sqrt(3)
+    quantiles = scipy.special.ndtri((np.arange(levels) + 0.5) / levels) * math.sqrt(3)
     reach = 0.95 * math.sqrt(head_dim)
     widest = quantiles[-1]
     return quantiles if widest < reach else quantiles * (reach / widest)
@@ -136,4 +137,4 @@ def _newton_step(means, centroids, by_lower, by_upper):
     bands[0, 1:] = -by_upper[:-1] / 2
     bands[1] = 1 - (by_lower + by_upper) / 2
     bands[2, :-1] = -by_lower[1:] / 2
-    return linalg.solve_banded((1, 1), bands, means - centroids)
+    return scipy.linalg.solve_banded((1, 1), bands, means - centroids)

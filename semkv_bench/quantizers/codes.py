@@ -6,19 +6,24 @@ are not of single values has ``quantize_dequantize`` instead, and cannot be pack
 it by ``_target_``.
 """
 
+from __future__ import annotations
+
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from semkv_bench.checks import choice
 from semkv_bench.errors import UsageError
 from semkv_bench.grid.levels import code_bits, packing_plan
 from semkv_bench.kernels.numerics import to_float16
+from semkv_bench.lazy import torch
 from semkv_bench.quantizers.parts import Part
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 __all__ = ["Code", "PolarCode", "Uniform", "VectorCode"]
 
@@ -61,7 +66,7 @@ class Code(Part, ABC):
         """Bits that one side of one layer keeps once a sequence."""
         return 0
 
-    def of_prompt(self, prompt: Tensor) -> "Code":
+    def of_prompt(self, prompt: Tensor) -> Code:
         """The code with what the prompt, float32 [heads, tokens, channels], decides; nothing, for most."""
         return self
 

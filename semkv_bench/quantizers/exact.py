@@ -1,21 +1,26 @@
 """What a method keeps beside its codes: outliers, tokens and channels that are coded better, a low-rank residual."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from semkv_bench.checks import choice, number, whole
 from semkv_bench.errors import UsageError
 from semkv_bench.grid.levels import MAX_LEVELS, packing_plan
 from semkv_bench.kernels.numerics import to_float16
+from semkv_bench.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 __all__ = ["Budget", "Channels", "LowRank", "Mix", "Outliers", "Pivots"]
 
-Coding = Callable[[Tensor, int], Tensor]
+Coding = Callable[["Tensor", int], "Tensor"]
 
 
 @dataclass(frozen=True)

@@ -4,17 +4,22 @@ All arithmetic is float32, in the order of the source, so that what is read back
 engine would give infinity (metadata beyond float16, values beyond a float's largest) these saturate.
 """
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass, replace
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from semkv_bench.checks import choice, is_number
 from semkv_bench.errors import UsageError
 from semkv_bench.kernels.numerics import to_float16
+from semkv_bench.lazy import torch
 from semkv_bench.quantizers.codebook import lloyd_max, trapezoid_lloyd_max
 from semkv_bench.quantizers.codes import Code
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 __all__ = [
     "Absmax",
@@ -116,7 +121,7 @@ class Iq4Nl(Code):
 
 # Largest value, its exponent, and the number of codes.
 _ELEMENTS = {"e4m3": (448.0, 8, 256), "e5m2": (57344.0, 15, 256), "e2m1": (6.0, 2, 16)}
-_TYPES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
+_TYPES = {"e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}  # of torch
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _SCALES = {"none": 0, "float32": 32, "e8m0_floor": 8, "e8m0_ceil": 8, "e4m3": 8}
 _TIES = ("even", "up", "down")
@@ -166,7 +171,7 @@ class Float(Code):
         """See ``Code``."""
         return 32 if self.tensor_scale == PROMPT else 0
 
-    def of_prompt(self, prompt: Tensor) -> "Float":
+    def of_prompt(self, prompt: Tensor) -> Float:
         """See ``Code``."""
         if self.tensor_scale != PROMPT:
             return self
@@ -184,7 +189,7 @@ class Float(Code):
         largest = grouped.abs().amax(-1, keepdim=True)
         if self.scale == "e4m3":
             exact = largest / _ELEMENTS[self.element][0] / whole
-            scale = exact.clamp(_LEAST_E4M3, _ELEMENTS["e4m3"][0]).to(_TYPES["e4m3"]).float()
+            scale = exact.clamp(_LEAST_E4M3, _ELEMENTS["e4m3"][0]).to(torch.float8_e4m3fn).float()
             return self._rounded(grouped * ((1 / whole) / scale)) * (scale * whole)
         if self.scale == "float32":
             scale = (largest / whole / _ELEMENTS[self.element][0]).clamp(min=self.eps)
@@ -204,7 +209,7 @@ class Float(Code):
         """The nearest element of x, the largest beyond it."""
         top = _ELEMENTS[self.element][0]
         if self.element in _TYPES:
-            return x.clamp(-top, top).to(_TYPES[self.element]).float()
+            return x.clamp(-top, top).to(getattr(torch, _TYPES[self.element])).float()
         table = x.new_tensor(_E2M1)
         middles, size = (table[1:] + table[:-1]) / 2, x.abs().contiguous()
         below, above = (torch.bucketize(size, middles, right=right) for right in (False, True))

@@ -1,16 +1,21 @@
 """Which values share metadata."""
 
+from __future__ import annotations
+
 import warnings
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from scipy.cluster.vq import kmeans2
-from torch import Tensor
 
 from semkv_bench.checks import choice, whole
 from semkv_bench.errors import UsageError
+from semkv_bench.lazy import scipy, torch
 from semkv_bench.quantizers.parts import Part
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 __all__ = ["Group"]
 
@@ -120,7 +125,9 @@ def _clusters(points: Tensor, count: int) -> Tensor:
         with warnings.catch_warnings():
             # A cluster that nothing is nearest to stays empty, and is left out.
             warnings.simplefilter("ignore", UserWarning)
-            centres, label = kmeans2(points.numpy(), count, minit="++", rng=np.random.default_rng(seed))
+            centres, label = scipy.cluster.vq.kmeans2(
+                points.numpy(), count, minit="++", rng=np.random.default_rng(seed)
+            )
         missed = float(np.square(points.numpy() - centres[label]).sum())
         if best is None or missed < best[0]:
             best = missed, label

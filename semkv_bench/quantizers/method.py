@@ -7,6 +7,8 @@ dataclass after the contract at the top of transforms.py, codes.py or exact.py; 
 write the YAML file.
 """
 
+from __future__ import annotations
+
 import copy
 import hashlib
 import itertools
@@ -14,11 +16,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
 from omegaconf import OmegaConf
-from torch import Tensor
 
 from semkv_bench.config.choices import choice_file
 from semkv_bench.config.compose import build
@@ -26,6 +26,7 @@ from semkv_bench.errors import MissingError, SemkvError, UsageError
 from semkv_bench.grid.cost import SideShape
 from semkv_bench.grid.levels import Storage, check_levels
 from semkv_bench.kernels.numerics import check_rows, finite_cast
+from semkv_bench.lazy import torch
 from semkv_bench.quantizers import calibration
 from semkv_bench.quantizers.base import Coder, Encoded, NonFiniteError, Quantizer, Sides
 from semkv_bench.quantizers.codes import Code, Uniform
@@ -35,6 +36,10 @@ from semkv_bench.quantizers.groups import CLASS, Group
 from semkv_bench.quantizers.packing import LayoutOf, Packed, Stream
 from semkv_bench.quantizers.parts import Part, Place
 from semkv_bench.quantizers.transforms import Kept, Step
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 __all__ = ["Method", "Side"]
 
@@ -210,7 +215,7 @@ class Side(Quantizer):
         coder._steps = tuple(step for step in plain.transform if not step.positional)
         return coder.beside(below).quantize_dequantize(x, torch.tensor([[step.fit_levels]]))[0]
 
-    def bound(self, place: Place, state: Mapping[str, Tensor] | None = None) -> "Side":
+    def bound(self, place: Place, state: Mapping[str, Tensor] | None = None) -> Side:
         """The side at its place, with what ``fit`` gave there.
 
         Raises MissingError where it has to be fitted and is not.
@@ -293,7 +298,7 @@ class Side(Quantizer):
         """See ``Quantizer``."""
         return self.code.sequence_bits
 
-    def coder(self, head_dim: int, seed: int = 0, device: torch.device | str = "cpu") -> "SideCoder":
+    def coder(self, head_dim: int, seed: int = 0, device: torch.device | str = "cpu") -> SideCoder:
         """See ``Quantizer``."""
         self.check(head_dim)
         return SideCoder(self)
@@ -421,7 +426,7 @@ class SideCoder(Coder):
         """See ``Coder``."""
         return self.side.predicts
 
-    def scored(self, scores: Tensor) -> "SideCoder":
+    def scored(self, scores: Tensor) -> SideCoder:
         """See ``Coder``: attention for a budget, or pivots, which score above 0."""
         made = copy.copy(self)
         if self.side.budget is not None:
@@ -430,19 +435,19 @@ class SideCoder(Coder):
             made._pivots = scores > 0
         return made
 
-    def beside(self, below: Sequence[Tensor]) -> "SideCoder":
+    def beside(self, below: Sequence[Tensor]) -> SideCoder:
         """See ``Coder``."""
         made = copy.copy(self)
         made._steps = tuple(step.beside(below) for step in self._steps)
         return made
 
-    def at(self, place: Place) -> "SideCoder":
+    def at(self, place: Place) -> SideCoder:
         """See ``Coder``."""
         if not (self.side.calibrated or self.side.positional):
             return self
         return SideCoder(_bound(self.side, place))
 
-    def placed(self, start: int) -> "SideCoder":
+    def placed(self, start: int) -> SideCoder:
         """See ``Coder``."""
         if not self.side.positional:
             return self

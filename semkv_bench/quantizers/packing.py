@@ -1,17 +1,22 @@
 """How a cache stores what was coded together: streams of packed codes, and metadata as it is."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from semkv_bench import kernels
 from semkv_bench.kernels import PackedLayout
+from semkv_bench.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 __all__ = ["LayoutOf", "Packed", "Stream", "joined", "shortened"]
 
-LayoutOf = Callable[[Tensor, int, int], PackedLayout]
+LayoutOf = Callable[["Tensor", int, int], PackedLayout]
 """From the number of codes of every token, int64 [tokens], heads, and codes of a vector to their layout."""
 
 
@@ -23,7 +28,7 @@ class Stream:
     words: Tensor
 
     @classmethod
-    def of(cls, codes: Tensor, layout: PackedLayout) -> "Stream":
+    def of(cls, codes: Tensor, layout: PackedLayout) -> Stream:
         """From codes uint8 [heads, tokens, values of a vector]."""
         return cls(layout, kernels.pack(codes, layout))
 

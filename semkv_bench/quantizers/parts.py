@@ -1,18 +1,23 @@
 """What steps, groups and codes of a method have in common: some are fitted to a model, by layer and side."""
 
+from __future__ import annotations
+
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Self
-
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from semkv_bench.errors import SemkvError
-from semkv_bench.models.rotary import Rotary
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from semkv_bench.models.rotary import Rotary
+
 
 __all__ = ["Part", "Place", "State"]
 
-State = Mapping[str, Tensor]
+State = Mapping[str, "Tensor"]
 """What a calibration keeps of one part, in one side of one layer."""
 
 

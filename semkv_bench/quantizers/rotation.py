@@ -1,14 +1,19 @@
 """Seeded random orthogonal matrices."""
 
+from __future__ import annotations
+
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from scipy import linalg
-from torch import Tensor
 
 from semkv_bench.checks import choice
 from semkv_bench.errors import UsageError
+from semkv_bench.lazy import scipy, torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 __all__ = ["check_rotation", "gaussian_matrix", "random_rotation"]
 
@@ -36,7 +41,7 @@ def random_rotation(kind: str, head_dim: int, seed: int) -> Tensor:
     generator = np.random.default_rng([seed, head_dim])
     if kind == "hadamard" or (kind == "auto" and _is_power_of_two(head_dim)):
         signs = generator.choice([-1.0, 1.0], size=head_dim)
-        return torch.from_numpy(linalg.hadamard(head_dim) * signs / np.sqrt(head_dim))
+        return torch.from_numpy(scipy.linalg.hadamard(head_dim) * signs / np.sqrt(head_dim))
     orthogonal, triangular = np.linalg.qr(generator.standard_normal((head_dim, head_dim)))
     # Without the sign correction QR depends on the factorisation's convention and is not uniform.
     return torch.from_numpy(orthogonal * np.sign(np.diag(triangular)))

@@ -5,24 +5,27 @@ values and what must be kept to ``undo`` it, which is priced by ``bits``. A unit
 write the class, name it by ``_target_`` in a method's ``transform``.
 """
 
+from __future__ import annotations
+
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Self
-
-import torch
-from scipy import linalg
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from semkv_bench.checks import choice, whole
 from semkv_bench.errors import UsageError
 from semkv_bench.kernels.numerics import to_float16
+from semkv_bench.lazy import scipy, torch
 from semkv_bench.quantizers.parts import Part
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 __all__ = ["Balance", "Hadamard", "Normalise", "Polar", "Shift", "Smooth", "Step", "UnitNorm"]
 
-Kept = tuple[Tensor, ...]
+Kept = tuple["Tensor", ...]
 
 
 class Step(Part, ABC):
@@ -154,7 +157,7 @@ class Hadamard(Step):
     def _turned(self, values: Tensor, scale: float) -> Tensor:
         # In float64: no code should hang on how a machine orders a sum.
         size = self._size(values.shape[-1])
-        matrix = torch.from_numpy(linalg.hadamard(size) / scale).to(values.device)
+        matrix = torch.from_numpy(scipy.linalg.hadamard(size) / scale).to(values.device)
         return (values.unflatten(-1, (-1, size)) @ matrix).flatten(-2)
 
     def _signs(self, values: Tensor) -> Tensor | int:

@@ -1,21 +1,25 @@
 """TurboQuant, the variant that minimises the mean squared error (arXiv 2504.19874, algorithm 1)."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar
 
 from semkv_bench import kernels
 from semkv_bench.errors import UsageError
 from semkv_bench.kernels import CodebookTables, PackedVectors
 from semkv_bench.kernels.numerics import check_rows, finite_cast, to_float16
 from semkv_bench.kernels.token_chunks import for_token_chunks
+from semkv_bench.lazy import torch
 from semkv_bench.quantizers.base import Coder, Encoded, Quantizer, token_levels
 from semkv_bench.quantizers.codebook import lloyd_max
 from semkv_bench.quantizers.packing import Packed
 from semkv_bench.quantizers.rotation import check_rotation, random_rotation
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 __all__ = ["TurboQuant", "TurboQuantCoder"]
 
@@ -49,7 +53,7 @@ class TurboQuant(Quantizer):
         """One float16 norm."""
         return 16
 
-    def coder(self, head_dim: int, seed: int = 0, device: torch.device | str = "cpu") -> "TurboQuantCoder":
+    def coder(self, head_dim: int, seed: int = 0, device: torch.device | str = "cpu") -> TurboQuantCoder:
         """A coder with the rotation of ``seed``."""
         self.check(head_dim)
         return TurboQuantCoder(random_rotation(self.rotation, head_dim, seed), device, self.norm_correction)

@@ -1,20 +1,24 @@
 """TurboQuant for inner products: a 1-bit sketch of the residual (arXiv 2504.19874, algorithm 2)."""
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
-from typing import ClassVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar
 
 from semkv_bench import kernels
 from semkv_bench.errors import UsageError
 from semkv_bench.grid.levels import Storage, code_bits, packing_plan
 from semkv_bench.kernels.numerics import finite_cast, to_float16
+from semkv_bench.lazy import torch
 from semkv_bench.quantizers.base import Encoded, Quantizer, token_levels
 from semkv_bench.quantizers.packing import LayoutOf, Packed, Stream
 from semkv_bench.quantizers.rotation import gaussian_matrix, random_rotation
 from semkv_bench.quantizers.turboquant import TurboQuant, TurboQuantCoder
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 __all__ = ["TurboQuantProd"]
 
@@ -44,9 +48,7 @@ class TurboQuantProd(TurboQuant):
         """Plain TurboQuant with the same rotation."""
         return TurboQuant(self.rotation, self.norm_correction, keep=self.keep, layers=self.layers)
 
-    def coder(
-        self, head_dim: int, seed: int = 0, device: torch.device | str = "cpu"
-    ) -> "TurboQuantProdCoder":
+    def coder(self, head_dim: int, seed: int = 0, device: torch.device | str = "cpu") -> TurboQuantProdCoder:
         """A coder with the rotation and projection of ``seed``."""
         self.check(head_dim)
         if self.norm_correction:

@@ -1,19 +1,23 @@
 """TurboQuant with more levels on outlier channels, the paper's channel axis (arXiv 2504.19874, 4.2)."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar
 
 from semkv_bench.errors import UsageError
 from semkv_bench.grid.cost import SideShape
 from semkv_bench.grid.levels import Storage, mix
+from semkv_bench.lazy import torch
 from semkv_bench.quantizers.base import Coder, Encoded, Quantizer, token_levels
 from semkv_bench.quantizers.granularity import TOGETHER, Granularity
 from semkv_bench.quantizers.packing import LayoutOf, Packed
 from semkv_bench.quantizers.turboquant import TurboQuant, TurboQuantCoder
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 __all__ = ["TurboQuantSplit"]
 
@@ -70,9 +74,7 @@ class TurboQuantSplit(Quantizer):
         """See ``Quantizer``: those of the outlier channels."""
         return 2 * levels
 
-    def coder(
-        self, head_dim: int, seed: int = 0, device: torch.device | str = "cpu"
-    ) -> "TurboQuantSplitCoder":
+    def coder(self, head_dim: int, seed: int = 0, device: torch.device | str = "cpu") -> TurboQuantSplitCoder:
         """A coder with one rotation of ``seed`` for either part."""
         self.check(head_dim)
         part, outliers = TurboQuant(self.rotation), self.outliers(head_dim)

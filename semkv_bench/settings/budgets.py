@@ -1,19 +1,23 @@
 """How the tokens that a deletion keeps are shared among layers and heads."""
 
+from __future__ import annotations
+
 import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar
 
 from semkv_bench.checks import whole
 from semkv_bench.config.choices import did_you_mean
 from semkv_bench.errors import UsageError
 from semkv_bench.importance import WindowEntropy, WindowVariance, metric
+from semkv_bench.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 __all__ = ["BUDGETS", "Budget", "budget"]
 
@@ -36,7 +40,7 @@ class Budget(ABC):
         return self.name
 
     @classmethod
-    def with_option(cls, *options: float) -> "Budget":
+    def with_option(cls, *options: float) -> Budget:
         """The budget with the numbers that follow dashes in its label; UsageError if it takes not so many."""
         told = "-".join(f"{option:g}" for option in options)
         raise UsageError(f"allocation.budget={cls.name}-{told}: {cls.name} has no option")
@@ -86,7 +90,7 @@ class AdaKV(Budget):
         return self.name if self.safe == 0.2 else f"{self.name}-{self.safe:g}"
 
     @classmethod
-    def with_option(cls, option: float, *more: float) -> "AdaKV":
+    def with_option(cls, option: float, *more: float) -> AdaKV:
         """See ``Budget``; the option is the safe share."""
         _only(cls, more)
         return cls(option)
@@ -120,7 +124,7 @@ class Pyramid(Budget):
         return self.name if self.steepness == 20 else f"{self.name}-{self.steepness:g}"
 
     @classmethod
-    def with_option(cls, option: float, *more: float) -> "Pyramid":
+    def with_option(cls, option: float, *more: float) -> Pyramid:
         """See ``Budget``; the option is the steepness."""
         _only(cls, more)
         return cls(option)
@@ -173,7 +177,7 @@ class Chunks(Budget):
         return self.name if self.length == 20 else f"{self.name}-{self.length:g}"
 
     @classmethod
-    def with_option(cls, option: float, *more: float) -> "Chunks":
+    def with_option(cls, option: float, *more: float) -> Chunks:
         """See ``Budget``; the option is the length of a chunk."""
         _only(cls, more)
         return cls(int(option) if option == int(option) else option)
@@ -216,7 +220,7 @@ class Threshold(Budget):
         return f"{self.name}-{self.least:g}"
 
     @classmethod
-    def with_option(cls, option: float, *more: float) -> "Threshold":
+    def with_option(cls, option: float, *more: float) -> Threshold:
         """See ``Budget``; the option is the least score that stays."""
         _only(cls, more)
         return cls(option)
@@ -250,7 +254,7 @@ class Cake(Budget):
         return self.name if same else f"{self.name}-{self.tau1:g}-{self.tau2:g}"
 
     @classmethod
-    def with_option(cls, *options: float) -> "Cake":
+    def with_option(cls, *options: float) -> Cake:
         """See ``Budget``; the options are tau1 and tau2."""
         if len(options) != 2:
             raise UsageError("allocation.budget=cake-TAU1-TAU2 needs both numbers, as in cake-1.6-0.4")
@@ -295,7 +299,7 @@ class Profile(Budget):
         return self.name if self.least == 64 else f"{self.name}-{self.least:g}"
 
     @classmethod
-    def with_option(cls, option: float, *more: float) -> "Profile":
+    def with_option(cls, option: float, *more: float) -> Profile:
         """See ``Budget``; the option is what other heads keep."""
         _only(cls, more)
         return cls(int(option) if option == int(option) else option)

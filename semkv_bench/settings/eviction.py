@@ -1,5 +1,7 @@
 """Deletion as methods that evict tokens do it: a score for every layer and head, and a budget."""
 
+from __future__ import annotations
+
 import hashlib
 import itertools
 import json
@@ -8,20 +10,22 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from semkv_bench.checks import choice, is_number, whole
 from semkv_bench.errors import UsageError
 from semkv_bench.files import read_text
 from semkv_bench.grid.levels import DELETED, FULL_PRECISION, Storage, check_levels, mix
 from semkv_bench.importance.choice import metric
+from semkv_bench.lazy import torch
 from semkv_bench.quantizers.base import Quantizer, pair_label
 from semkv_bench.settings.allocation import PER_LAYER, Uniform
 from semkv_bench.settings.budgets import budget
 from semkv_bench.settings.setting import Coded, Setting, TwoLevelMixes, check_tokenwise, listed
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 __all__ = ["POSITIONS", "QUESTIONS", "Evict", "Evictions", "read_profile"]
 
