@@ -1,15 +1,20 @@
 """The attention family: how much attention a token gets, from blocks of recomputed attention weights."""
 
+from __future__ import annotations
+
 import math
 from abc import abstractmethod
 from collections.abc import Iterator
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from semkv_bench.errors import UsageError
 from semkv_bench.importance.base import Metric, Needs, Recorder
 from semkv_bench.importance.sources import AttentionCall, watch_attention
+from semkv_bench.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 __all__ = ["AttentionMetric", "attention_weights", "weight_blocks"]
 

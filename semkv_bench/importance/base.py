@@ -1,18 +1,22 @@
 """What an importance metric is: a name, and a recorder that follows one prefill."""
 
+from __future__ import annotations
+
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, ClassVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from semkv_bench.errors import UsageError
+from semkv_bench.lazy import torch
 from semkv_bench.models.load import LoadedModel
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 __all__ = ["Metric", "Needs", "Prompt", "Recorder", "Source"]
 
@@ -143,6 +147,6 @@ class Metric(ABC):
         raise NotImplementedError(f"{self.label} reads no keys")
 
     @classmethod
-    def with_option(cls, option: str) -> "Metric":
+    def with_option(cls, option: str) -> Metric:
         """The metric with the option that follows a dash in its label; UsageError if it takes none."""
         raise UsageError(f"importance metric {cls.name}-{option}: {cls.name} has no option")

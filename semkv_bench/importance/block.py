@@ -1,11 +1,16 @@
 """Scores of tokens that a cache holds: of a block of generated tokens, of a whole cache without its model."""
 
-from collections.abc import Callable, Iterable, Sequence
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from semkv_bench.importance.base import Metric, Needs
+from semkv_bench.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 __all__ = ["cache_scores"]
 

@@ -1,12 +1,17 @@
 """The key/value family: scores from a token's own entries in the cache."""
 
-from abc import abstractmethod
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from abc import abstractmethod
+from typing import TYPE_CHECKING
 
 from semkv_bench.importance.base import Metric, Needs, Recorder
 from semkv_bench.importance.sources import AttentionCall, watch_attention
+from semkv_bench.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 __all__ = ["CacheMetric"]
 

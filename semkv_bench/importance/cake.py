@@ -1,12 +1,17 @@
 """Attention from the end of the prompt, and how much it shifts there."""
 
-from dataclasses import dataclass
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from semkv_bench.importance.snapkv import WindowMetric
 from semkv_bench.importance.window_shift import variance
+from semkv_bench.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 __all__ = ["Cake"]
 

@@ -1,10 +1,15 @@
 """The controls: scores that know the prompt's tokens and nothing of the model."""
 
-from abc import abstractmethod
+from __future__ import annotations
 
-from torch import Tensor
+from abc import abstractmethod
+from typing import TYPE_CHECKING
 
 from semkv_bench.importance.base import Metric, Needs, Recorder
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 __all__ = ["ControlMetric"]
 

@@ -1,12 +1,17 @@
 """Attention that a token gets from the whole prompt, in every head."""
 
-from dataclasses import dataclass
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from semkv_bench.importance.base import Prompt
 from semkv_bench.importance.heads import HeadAttentionMetric, shared_keys
+from semkv_bench.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 __all__ = ["H2O", "H2OMean"]
 

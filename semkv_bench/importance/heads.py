@@ -1,17 +1,21 @@
 """Scores of every key-value head of a layer by itself, as methods that evict tokens make them."""
 
+from __future__ import annotations
+
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar
 
 from semkv_bench.errors import UsageError
 from semkv_bench.importance.attention import weight_blocks
 from semkv_bench.importance.base import Metric, Prompt, Recorder
 from semkv_bench.importance.sources import AttentionCall, watch_attention
+from semkv_bench.lazy import torch
 from semkv_bench.models.load import LoadedModel
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 __all__ = [
     "HeadAttentionMetric",
@@ -50,7 +54,7 @@ class HeadCacheRecorder(Recorder):
             if layer not in found:
                 found[layer] = self.scored(metric, layer, keys, values)
 
-    def scored(self, metric: "HeadCacheMetric", layer: int, keys: Tensor, values: Tensor) -> Tensor:
+    def scored(self, metric: HeadCacheMetric, layer: int, keys: Tensor, values: Tensor) -> Tensor:
         """One metric's scores of one layer [kv_heads, tokens], on the CPU."""
         seed = self.prompt.draw + layer if metric.seeded else 0
         return metric.score(keys, values, seed).cpu()

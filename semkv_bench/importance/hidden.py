@@ -1,13 +1,17 @@
 """The hidden-state family: scores from what enters and leaves each decoder layer."""
 
-from abc import abstractmethod
-from typing import ClassVar
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from abc import abstractmethod
+from typing import TYPE_CHECKING, ClassVar
 
 from semkv_bench.importance.base import Metric, Needs, Recorder
 from semkv_bench.importance.sources import watch_layers
+from semkv_bench.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 __all__ = ["HiddenMetric"]
 

@@ -1,13 +1,18 @@
 """Tokens that hold the largest entries of the hidden states: RotateKV's pivots, mostly attention sinks."""
 
-from dataclasses import dataclass
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from semkv_bench.errors import UsageError
 from semkv_bench.importance.base import Needs
 from semkv_bench.importance.hidden import HiddenMetric, HiddenRecorder
+from semkv_bench.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 __all__ = ["HiddenMax"]
 
@@ -43,7 +48,7 @@ class HiddenMax(HiddenMetric):
         return self.name if self.entries == 20 else f"{self.name}-{self.entries}"
 
     @classmethod
-    def with_option(cls, option: str) -> "HiddenMax":
+    def with_option(cls, option: str) -> HiddenMax:
         """With the number of entries that follows the dash."""
         if not option.isdigit() or not int(option):
             raise UsageError(

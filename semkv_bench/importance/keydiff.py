@@ -1,10 +1,16 @@
 """Keys unlike all others first."""
 
-from dataclasses import dataclass
+from __future__ import annotations
 
-from torch import Tensor, nn
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from semkv_bench.importance.heads import HeadCacheMetric
+from semkv_bench.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 __all__ = ["KeyDiff"]
 
@@ -20,5 +26,5 @@ class KeyDiff(HeadCacheMetric):
 
     def score(self, keys: Tensor, values: Tensor, seed: int) -> Tensor:
         """See ``HeadCacheMetric``."""
-        anchor = nn.functional.normalize(keys, dim=-1).mean(1, keepdim=True)
-        return -nn.functional.cosine_similarity(keys, anchor, dim=-1)
+        anchor = torch.nn.functional.normalize(keys, dim=-1).mean(1, keepdim=True)
+        return -torch.nn.functional.cosine_similarity(keys, anchor, dim=-1)

@@ -1,13 +1,18 @@
 """Tokens that vary against the range of the stretch behind them."""
 
-from dataclasses import dataclass
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from semkv_bench.checks import whole
 from semkv_bench.errors import UsageError
 from semkv_bench.importance.heads import HeadCacheMetric, lifted
+from semkv_bench.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 __all__ = ["LagKV"]
 
@@ -37,7 +42,7 @@ class LagKV(HeadCacheMetric):
         return self.name if self.lag == _LAG else f"{self.name}-{self.lag}"
 
     @classmethod
-    def with_option(cls, option: str) -> "LagKV":
+    def with_option(cls, option: str) -> LagKV:
         """See ``Metric``; the option is the lag."""
         if not option.isdecimal():
             raise UsageError(f"importance metric {cls.name}-{option}: write the lag as in {cls.name}-32")

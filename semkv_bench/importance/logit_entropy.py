@@ -1,10 +1,15 @@
 """How open the continuation is after a token."""
 
-from dataclasses import dataclass
+from __future__ import annotations
 
-from torch import Tensor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from semkv_bench.importance.logits import LogitMetric
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 __all__ = ["LogitEntropy"]
 

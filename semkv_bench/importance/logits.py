@@ -1,16 +1,21 @@
 """The logit family: surprisal and entropy of the next-token distribution, from one pass over the head."""
 
+from __future__ import annotations
+
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING
 
 from semkv_bench.errors import UsageError
 from semkv_bench.importance.base import Metric, Needs, Recorder
 from semkv_bench.importance.sources import watch_output
+from semkv_bench.lazy import torch
 from semkv_bench.models.load import LoadedModel
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 __all__ = ["Head", "LogitMetric", "next_token_statistics"]
 
@@ -36,7 +41,7 @@ class Head:
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, loaded: LoadedModel, dtype: torch.dtype | None = None) -> "Head":
+    def of(cls, loaded: LoadedModel, dtype: torch.dtype | None = None) -> Head:
         """The head of a model.
 
         Without ``dtype`` float32 weights are multiplied in bfloat16 on a processor that has instructions
@@ -46,7 +51,7 @@ class Head:
             UsageError: the head is no plain linear layer.
         """
         head = loaded.model.get_output_embeddings()
-        if not isinstance(head, nn.Linear) or not head.weight.is_floating_point():
+        if not isinstance(head, torch.nn.Linear) or not head.weight.is_floating_point():
             raise UsageError(
                 f"surprisal and logit_entropy need a plain linear head; {loaded.label} has {type(head).__name__}"
             )
@@ -69,7 +74,6 @@ class Head:
         return raw.add_(shift).mul_(self.scale / self.softcap).tanh_().mul_(self.softcap)
 
 
-@torch.inference_mode()
 def next_token_statistics(head: Head, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Surprisal of ``targets`` int64 [tokens] and entropy of the distributions at ``hidden`` [tokens, hidden].
 
@@ -79,6 +83,11 @@ def next_token_statistics(head: Head, hidden: Tensor, targets: Tensor) -> tuple[
     are rounded to the product's type. So the rounding is finest where probability is, and a sure prediction
     does not drown in it.
     """
+    with torch.inference_mode():
+        return _tiled_statistics(head, hidden, targets)
+
+
+def _tiled_statistics(head: Head, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     rows = targets.to(head.weight.device)
     hidden = hidden.to(head.weight.device)
     exact = _raw_logits_of(head, hidden, rows)

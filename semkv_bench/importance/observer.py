@@ -1,16 +1,20 @@
 """Following a prefill: installs what the metrics need, collects, removes it again."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any
-
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any
 
 from semkv_bench.errors import SemkvError, UsageError
 from semkv_bench.importance.base import Metric, Prompt, Recorder, Source
 from semkv_bench.importance.choice import metric
+from semkv_bench.lazy import torch
 from semkv_bench.models.load import LoadedModel
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
 
 __all__ = ["Observer", "observe"]
 
@@ -22,7 +26,7 @@ def observe(
     tokens: int,
     seed: int = 0,
     logits_dtype: torch.dtype | None = None,
-) -> "Observer":
+) -> Observer:
     """Context in which forward calls of ``loaded.decoder`` are scored; the cache they fill is not touched.
 
         with observe(loaded, ["key_norm", "surprisal"], tokens=len(ids)) as observer:
@@ -62,7 +66,7 @@ class Observer:
         self._installed = ExitStack()
         self._scores: dict[str, Tensor] | None = None
 
-    def __enter__(self) -> "Observer":
+    def __enter__(self) -> Observer:
         with ExitStack() as stack:
             hook = self._prompt.loaded.decoder.register_forward_pre_hook(self._begin_call, with_kwargs=True)
             stack.callback(hook.remove)

@@ -1,12 +1,17 @@
 """A ranking by chance."""
 
+from __future__ import annotations
+
 import hashlib
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from semkv_bench.importance.controls import ControlMetric
+from semkv_bench.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 __all__ = ["Random"]
 

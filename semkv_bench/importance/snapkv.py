@@ -1,14 +1,19 @@
 """Attention from the end of the prompt, pooled over neighbours."""
 
-from dataclasses import dataclass
+from __future__ import annotations
 
-import torch
-from torch import Tensor, nn
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from semkv_bench.checks import whole
 from semkv_bench.errors import UsageError
 from semkv_bench.importance.base import Prompt
 from semkv_bench.importance.heads import HeadAttentionMetric, lifted, shared_keys
+from semkv_bench.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
 
 __all__ = ["SnapKV", "WindowMetric"]
 
@@ -46,7 +51,7 @@ class WindowMetric(HeadAttentionMetric):
         return "-".join(map(str, [self.name, *options]))
 
     @classmethod
-    def with_option(cls, option: str) -> "WindowMetric":
+    def with_option(cls, option: str) -> WindowMetric:
         """See ``Metric``; the options are window, kernel and pooling."""
         window, _, rest = option.partition("-")
         kernel, _, pooling = rest.partition("-")

@@ -4,16 +4,20 @@ Each source is a context manager that takes the model and a function to call; wh
 exception, the model is as it was before.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
-
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any
 
 from semkv_bench.errors import UsageError
 from semkv_bench.models.attention_hook import Call, attention_modules, heard, model_attention
 from semkv_bench.models.load import LoadedModel
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
 
 __all__ = ["AttentionCall", "watch_attention", "watch_layers", "watch_output"]
 

@@ -1,13 +1,18 @@
 """Attention sinks and the newest tokens."""
 
-from dataclasses import dataclass
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from semkv_bench.checks import whole
 from semkv_bench.errors import UsageError
 from semkv_bench.importance.heads import HeadCacheMetric, lifted
+from semkv_bench.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 __all__ = ["Streaming"]
 
@@ -31,7 +36,7 @@ class Streaming(HeadCacheMetric):
         return self.name if self.sinks == 4 else f"{self.name}-{self.sinks}"
 
     @classmethod
-    def with_option(cls, option: str) -> "Streaming":
+    def with_option(cls, option: str) -> Streaming:
         """See ``Metric``; the option is the number of sinks."""
         if not option.isdecimal():
             raise UsageError(f"importance metric {cls.name}-{option}: write the sinks as in {cls.name}-8")

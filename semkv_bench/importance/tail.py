@@ -5,12 +5,12 @@ hidden states, surprisal and entropy from the calls that fed the tokens, and the
 the tokens fed while it was open. What comes later never counts.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from semkv_bench.errors import UsageError
 from semkv_bench.importance.attention import attention_weights
@@ -18,7 +18,12 @@ from semkv_bench.importance.base import Needs
 from semkv_bench.importance.choice import metric
 from semkv_bench.importance.logits import Head, next_token_statistics
 from semkv_bench.importance.sources import AttentionCall, watch_attention, watch_layers, watch_output
+from semkv_bench.lazy import torch
 from semkv_bench.models.load import LoadedModel
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 __all__ = ["Fed", "TailNotes", "check_tail"]
 

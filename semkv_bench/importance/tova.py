@@ -1,12 +1,17 @@
 """Attention from the last token."""
 
-from dataclasses import dataclass
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from semkv_bench.importance.base import Prompt
 from semkv_bench.importance.heads import HeadAttentionMetric, lifted
+from semkv_bench.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 __all__ = ["Tova"]
 

@@ -7,18 +7,20 @@ the call once to everyone who listens to the module (``heard``). Whoever comes s
 joins in, so attention is never wrapped twice. The model itself is not changed.
 """
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from torch import Tensor, nn
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
 
 __all__ = [
     "DELETED",
@@ -86,7 +88,7 @@ class Call:
         return DELETED.get()(self.module.layer_idx)
 
 
-Reader = Callable[[Call], tuple[Tensor, Any]]
+Reader = Callable[[Call], tuple["Tensor", Any]]
 """What computes a call in the place of the model's own function: output, and attention weights or None."""
 Listener = Callable[[Call], None]
 
@@ -166,6 +168,9 @@ def _register(attention: str) -> str:
     """The name under which transformers knows our function around an attention; once ours, always that."""
     if attention.endswith(_INTERCEPTED):
         return attention
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
+
     name = attention + _INTERCEPTED
     if name not in ALL_ATTENTION_FUNCTIONS:
         AttentionInterface.register(name, partial(_intercepted, attention))
@@ -183,6 +188,8 @@ def _intercepted(
     attention_mask: Any = None,  # some models give it by transformers' name
     **arguments: Any,
 ) -> tuple[Tensor, Any]:
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
     # Each modeling file has an eager function of its own.
     eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
     own = ALL_ATTENTION_FUNCTIONS.get_interface(attention, eager)
