@@ -1,15 +1,28 @@
-"""Where runs lie, and which is the newest."""
+"""Where runs lie, which is the newest, and which folders are meant."""
 
+import glob
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
+
+from omegaconf import ListConfig
 
 from semkv_bench.errors import MissingError, SemkvError, UsageError
 from semkv_bench.files import hold_lock
 
-__all__ = ["OF_REGRESS", "RUNS", "check_run", "new_folder", "newest_run", "one_at_a_time"]
+__all__ = [
+    "OF_REGRESS",
+    "RUNS",
+    "check_run",
+    "folders_of",
+    "new_folder",
+    "newest_run",
+    "one_at_a_time",
+    "short_names",
+]
 
 
 RUNS = Path("results/runs")
@@ -40,6 +53,42 @@ def check_run(path: Path) -> None:
         raise MissingError(f"{path} does not exist; give run=DIR of a sweep")
     if not (path / "protocol.yaml").exists():
         raise MissingError(f"{path} is not a run folder (no protocol.yaml); give run=DIR of a sweep")
+
+
+def folders_of(runs: Any) -> tuple[list[Path], bool]:
+    """The folders meant, in order, and whether each was named (and not found by a wildcard)."""
+    texts = list(runs) if isinstance(runs, (list, tuple, ListConfig)) else [runs]
+    if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
+        raise UsageError("runs must name folders, for example runs=[results/runs/a,results/runs/b]")
+    found: list[Path] = []
+    chosen = True
+    for text in texts:
+        path = Path(text).expanduser()
+        if path.exists() or not glob.has_magic(text):
+            if not path.is_dir():
+                what = "is a file; give its folder" if path.exists() else "does not exist"
+                raise MissingError(f"runs: {path} {what}")
+            found.append(path)
+            continue
+        chosen = False
+        matches = [Path(match) for match in sorted(glob.glob(str(path), recursive=True))]
+        matches = [match for match in matches if match.is_dir()]
+        if not matches:
+            raise MissingError(f"runs={text} matches no folder")
+        found += matches
+    unique = {path.resolve(): path for path in reversed(found)}
+    return list(reversed(unique.values())), chosen
+
+
+def short_names(folders: Sequence[Path]) -> list[str]:
+    """Folders by as many of their last parts as tell them apart."""
+    whole = [path.resolve() for path in folders]
+    depth = 1
+    while True:
+        names = ["/".join(path.parts[-depth:]) for path in whole]
+        if len(set(names)) == len(names) or depth > max(len(path.parts) for path in whole):
+            return names
+        depth += 1
 
 
 @contextmanager

@@ -12,8 +12,8 @@ from semkv_bench import report
 from semkv_bench.errors import UsageError
 from semkv_bench.records.charter import changes
 from semkv_bench.records.folder import read_run
+from semkv_bench.records.runs import folders_of, short_names
 from semkv_bench.report.command import check_out, portable
-from semkv_bench.report.several import folders_of, short_names
 from semkv_bench.stats import StatsOptions, analyze
 from semkv_bench.stats.result import Report
 

@@ -1,20 +1,19 @@
 """Several runs, by folder, set side by side."""
 
-import glob
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, ListConfig
+from omegaconf import DictConfig
 from rich.console import Console
 
 from semkv_bench.errors import MissingError, UsageError
 from semkv_bench.files import parse_json
+from semkv_bench.records.runs import folders_of, short_names
 from semkv_bench.report.command import analysed_run, check_out
 from semkv_bench.report.overview import overview_rows, show_overview, write_overview
 from semkv_bench.stats.result import Report
 
-__all__ = ["OVERVIEWS", "folders_of", "make_overview", "report_in", "short_names"]
+__all__ = ["OVERVIEWS", "make_overview", "report_in"]
 
 OVERVIEWS = Path("results/overview")
 
@@ -57,42 +56,6 @@ def make_overview(config: DictConfig, given: dict[str, Any], console: Console) -
     show_overview(rows, left_out, console)
     console.print(f"\noverview: {written['report.html']}", highlight=False, markup=False, soft_wrap=True)
     return out
-
-
-def folders_of(runs: Any) -> tuple[list[Path], bool]:
-    """The folders meant, in order, and whether each was named (and not found by a wildcard)."""
-    texts = list(runs) if isinstance(runs, (list, tuple, ListConfig)) else [runs]
-    if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
-        raise UsageError("runs must name folders, for example runs=[results/runs/a,results/runs/b]")
-    found: list[Path] = []
-    chosen = True
-    for text in texts:
-        path = Path(text).expanduser()
-        if path.exists() or not glob.has_magic(text):
-            if not path.is_dir():
-                what = "is a file; give its folder" if path.exists() else "does not exist"
-                raise MissingError(f"runs: {path} {what}")
-            found.append(path)
-            continue
-        chosen = False
-        matches = [Path(match) for match in sorted(glob.glob(str(path), recursive=True))]
-        matches = [match for match in matches if match.is_dir()]
-        if not matches:
-            raise MissingError(f"runs={text} matches no folder")
-        found += matches
-    unique = {path.resolve(): path for path in reversed(found)}
-    return list(reversed(unique.values())), chosen
-
-
-def short_names(folders: Sequence[Path]) -> list[str]:
-    """Folders by as many of their last parts as tell them apart."""
-    whole = [path.resolve() for path in folders]
-    depth = 1
-    while True:
-        names = ["/".join(path.parts[-depth:]) for path in whole]
-        if len(set(names)) == len(names) or depth > max(len(path.parts) for path in whole):
-            return names
-        depth += 1
 
 
 def report_in(folder: Path, given: dict[str, Any]) -> Report:
