@@ -7,7 +7,9 @@ at once, and no command waits for the libraries of another.
 import argparse
 import json
 import shlex
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +20,6 @@ from semkv_bench.errors import MissingError, UsageError
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
-    from rich.live import Live
 
 __all__ = ["COMMANDS", "Command", "Given", "Option", "options_of"]
 
@@ -86,12 +87,22 @@ class Given:
         print_plain(json.dumps(content, indent=1, ensure_ascii=False))
 
 
-def _loading() -> "Live":
-    """Said on a terminal while torch is imported, which takes seconds; a ``Status`` would begin after that."""
-    from rich.live import Live
-    from rich.spinner import Spinner
+@contextmanager
+def _loading() -> Iterator[None]:
+    """Said while torch is imported, which takes seconds, and not where it was before."""
+    what = "loading torch and transformers"
+    if "torch" in sys.modules:
+        yield
+    elif ERR.is_terminal:
+        from rich.live import Live
+        from rich.spinner import Spinner
 
-    return Live(Spinner("dots", "loading torch and transformers"), console=ERR, transient=True)
+        # A ``Status`` would begin after the imports.
+        with Live(Spinner("dots", what), console=ERR, transient=True):
+            yield
+    else:
+        ERR.print(what, highlight=False)
+        yield
 
 
 def _sweep(given: Given) -> None:
@@ -113,9 +124,7 @@ def _cliff_report(given: Given) -> None:
     from semkv_bench.records.runs import check_run
 
     config = given.config
-    if config.run is not None and all(
-        config[key] is None for key in ("runs", "records", "records_model", "out")
-    ):
+    if config.run is not None and all(config[key] is None for key in ("runs", "records", "records_model")):
         check_run(Path(config.run).expanduser())
     from semkv_bench.report.command import given_options, reported
 
@@ -174,7 +183,11 @@ def _changed_stats(given: Given) -> set[str]:
 
 
 def _compare(given: Given) -> None:
+    from semkv_bench.records.runs import check_run, folders_of
+
     config = given.config
+    for folder in folders_of(config.runs)[0] if config.runs is not None else ():
+        check_run(folder)
     from semkv_bench.report.command import given_options
     from semkv_bench.report.compare import compared
 
@@ -183,8 +196,17 @@ def _compare(given: Given) -> None:
     compared(config, options, OUT)
 
 
+def _check_given_run(config: "DictConfig") -> None:
+    """That ``run=DIR`` names a run, before anything is imported that takes long."""
+    from semkv_bench.records.runs import check_run
+
+    if config.run is not None:
+        check_run(Path(config.run).expanduser())
+
+
 def _measure(given: Given) -> None:
     config = given.config
+    _check_given_run(config)
     with _loading():
         from semkv_bench.sweep.measure import measure
         from semkv_bench.sweep.measured import measured_words
@@ -204,8 +226,12 @@ def _atlas(given: Given) -> None:
     runs += [argument for argument in rest if "=" not in argument]
     if wrong := next((a for a in rest if "=" in a and not a.startswith("runs=")), None):
         raise UsageError(f"atlas takes runs and out, not {wrong.partition('=')[0]}")
-    with _loading():
-        from semkv_bench.report.atlas import ATLAS, make_atlas
+    from semkv_bench.records.runs import folders_of
+
+    if runs:
+        folders_of(runs)
+    from semkv_bench.report.atlas import ATLAS, make_atlas
+
     make_atlas(runs, Path(outs[-1] if outs else ATLAS).expanduser(), OUT)
 
 
@@ -230,6 +256,7 @@ def _recipe(given: Given) -> None:
 
 def _regress(given: Given) -> int:
     config, as_json = given.config, given.options.json
+    _check_given_run(config)
     with _loading():
         from semkv_bench.regress import run_regress
     code, content = run_regress(config, ERR if as_json else OUT, update=given.options.update)
@@ -242,8 +269,8 @@ def _storage(given: Given) -> None:
     config = given.config
     from semkv_bench.plan.storage import show_storage, storage_rows
 
-    # Most quantizers, and the shape of a model, need torch.
-    with _loading():
+    # The shape of a model is what transformers makes of its configuration.
+    with _loading() if config.model is not None else nullcontext():
         rows = storage_rows(config)
     if given.options.json:
         given.tell(rows if len(rows) > 1 else rows[0])

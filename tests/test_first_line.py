@@ -52,6 +52,10 @@ def _first_line(arguments, folder, terminal=False):
         (["storage"], "bits per value"),
         (["storage", "tokens=1000", "grid.levels=[6,5]"], "bits per value"),
         (["storage", "--json", "quantizer.group_size=32"], "["),
+        (["storage", "quantizer=turboquant"], "bits per value"),
+        (["storage", "quantizer=kvquant", "tokens=1000"], "bits per value"),
+        (["storage", "allocation=two_level", "allocation.metric=surprisal"], "bits per value"),
+        (["storage", "allocation=evict", "allocation.score=[snapkv,h2o]"], "bits per value"),
         (["models"], "models"),
         (["models", "--json"], "["),
         (["doctor"], "ok"),
@@ -62,7 +66,10 @@ def _first_line(arguments, folder, terminal=False):
         (["plan", "task=nope"], "there is no task 'nope'"),
         (["recipe", "grid=nope"], "there is no grid 'nope'"),
         (["regress", "nope=1"], "there is no key 'nope'"),
-        (["measure", "examples=none"], "examples"),
+        (["measure", "run=nope"], "nope does not exist"),
+        (["regress", "run=nope"], "nope does not exist"),
+        (["compare", "runs=[nope,nope]"], "nope does not exist"),
+        (["atlas", "runs=[nope]"], "nope does not exist"),
         (["export", "nope=1", "out=prompts.jsonl"], "there is no key 'nope'"),
         (["cliff-report", "run=nope"], "nope does not exist"),
         (["show", "run=nope", "setting=affine-L4"], "nope does not exist"),
@@ -74,17 +81,16 @@ def test_no_command_waits_for_libraries_that_its_first_line_does_not_need(comman
     assert line in said and not imported
 
 
-@pytest.mark.parametrize("command", ["sweep", "recipe", "regress", "plan", "measure", "export out=p.jsonl"])
-def test_what_needs_torch_says_on_a_terminal_that_it_loads_it(command, tmp_path):
-    said, imported = _first_line(command.split(), tmp_path, terminal=True)
-    assert "loading torch" in said and not imported
-
-
-def test_the_cost_of_a_quantizer_that_needs_torch_says_so_before(tmp_path):
-    said, imported = _first_line(["storage", "quantizer=kivi"], tmp_path, terminal=True)
+@pytest.mark.parametrize(
+    "command", ["sweep", "recipe", "regress", "plan", "measure", "export out=p.jsonl", "storage model=smollm2"]
+)
+@pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "pipe"])
+def test_what_needs_torch_says_that_it_loads_it(command, terminal, tmp_path):
+    said, imported = _first_line(command.split(), tmp_path, terminal)
     assert "loading torch" in said and not imported
 
 
 def test_a_library_that_was_imported_is_seen(tmp_path):
-    said, imported = _first_line(["storage", "quantizer=kivi"], tmp_path)
-    assert "bits per value" in said and "torch" in imported
+    (tmp_path / "scores.csv").write_text("task,example_id,setting,code_bits,score\nqa,1,full,16,1.5\n")
+    said, imported = _first_line(["cliff-report", "records=scores.csv"], tmp_path)
+    assert "score" in said and "pandas" in imported
