@@ -49,6 +49,8 @@ def staged(run: Callable[[], Any], seconds: dict[str, float], clock: Callable[[]
     """The result of ``run``, with the seconds of every stage added to ``seconds``."""
 
     def timed(stage: str, function: Callable) -> Callable:
+        """``function``, its seconds counted as ``stage``."""
+
         def call(*args: Any, **kwargs: Any) -> Any:
             start = clock()
             try:

@@ -78,6 +78,7 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(add_help=False, allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
+        """Raise the UsageError that ``message`` of argparse stands for."""
         if found := re.match(r"argument command: invalid choice: '(.*?)'", message):
             known = ", ".join(COMMANDS)
             raise UsageError(

@@ -82,7 +82,8 @@ def test_no_command_waits_for_libraries_that_its_first_line_does_not_need(comman
 
 
 @pytest.mark.parametrize(
-    "command", ["sweep", "recipe", "regress", "plan", "measure", "export out=p.jsonl", "storage model=smollm2"]
+    "command",
+    ["sweep", "recipe", "regress", "plan", "measure", "export out=p.jsonl", "storage model=smollm2"],
 )
 @pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "pipe"])
 def test_what_needs_torch_says_that_it_loads_it(command, terminal, tmp_path):

@@ -116,6 +116,7 @@ class _Batch:
 
     @property
     def rows(self) -> RowCache:
+        """The cache that all rows of the batch share."""
         return self.coding.rows
 
 

@@ -36,6 +36,7 @@ def chooser(request: Request, number: int, temperature: float) -> Choose:
         return noise[step]
 
     def choose(logits: Tensor, steps: Sequence[int]) -> Tensor:
+        """Token of every row, int64 [rows], by logits [rows, vocabulary] at its own step."""
         early = [row for row, step in enumerate(steps) if step < turn.min_new_tokens]
         if early and len(stops):
             rows = torch.tensor(early, device=logits.device)

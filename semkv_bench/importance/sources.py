@@ -50,6 +50,8 @@ def watch_layers(
     """
 
     def hook(index: int) -> Callable[..., None]:
+        """What tells ``hear`` of the layer ``index``."""
+
         def heard(module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
             before = args[0] if args else kwargs["hidden_states"]
             after = output[0] if isinstance(output, tuple) else output

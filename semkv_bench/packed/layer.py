@@ -247,6 +247,8 @@ class PackedLayer(CacheLayerMixin):
                 continue
 
             def levels(row=row, padding=padding, here=here) -> Tensor:
+                """Levels of the tokens ``here``, asked for once where rows share them."""
+
                 def seen(place: int) -> tuple[Tensor, Tensor]:
                     of = states if place == self.place else plan.layers[place]._open
                     return tuple(of(side, piece)[row, :, padding:] for side in range(2))

@@ -33,6 +33,7 @@ def feed_last_again(
     handle: list[RemovableHandle] = []
 
     def hook(module: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> Any:
+        """After the decoder's call with the prompt: code the cache, and run the last token once more."""
         cache = reference()
         if cache is None:
             handle[0].remove()

@@ -41,6 +41,7 @@ class _Writer:
     prompts: PromptsFile
 
     def close(self) -> None:
+        """Close both files and let another process write."""
         self.records.close()
         self.prompts.close()
         self.lock.release()

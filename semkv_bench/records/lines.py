@@ -52,6 +52,7 @@ class AppendFile:
             self.cut(keep)
 
     def close(self) -> None:
+        """Close the file; every line is on the disk already."""
         self.file.close()
 
 

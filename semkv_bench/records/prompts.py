@@ -32,6 +32,7 @@ class PromptsFile:
             self._written.update(map(_key, new))
 
     def close(self) -> None:
+        """Close the file."""
         self._file.close()
 
 

@@ -114,6 +114,7 @@ def ordered_settings(report: Report) -> list[SettingResult]:
     """Settings in reading order: reference, each quantizer's grid from many bits to few, mixed, prune."""
 
     def key(row: SettingResult) -> tuple:
+        """By which rows are sorted."""
         bits = row.code_bits if known(row.code_bits) else row.effective_bits
         descending = -(bits if known(bits) else 0.0)
         return (

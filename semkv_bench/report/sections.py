@@ -248,6 +248,7 @@ def _ranking_columns(group: Ranking) -> tuple[Column, ...]:
     shown = "random" if group.control else "best"
 
     def against(name: str) -> Column:
+        """Difference to the metric or control ``name``, with its interval."""
         return Column(
             f"difference to {'the best' if name == 'best' else name}",
             lambda row: with_interval(
@@ -260,6 +261,7 @@ def _ranking_columns(group: Ranking) -> tuple[Column, ...]:
         )
 
     def chance(name: str) -> Column:
+        """Adjusted p-value of that difference."""
         return Column(
             f"p against {'the best' if name == 'best' else name}",
             lambda row: p_value(getattr(row, f"p_{name}")),

@@ -124,6 +124,7 @@ class _Printer:
         self.ascii = not console.encoding.lower().startswith("utf")
 
     def text(self, words: str, style: str = "") -> Text:
+        """``words`` as they can be shown here."""
         if self.ascii:
             words = words.translate(_ASCII).encode("ascii", "replace").decode()
         return Text(words, style=style)
@@ -133,6 +134,7 @@ class _Printer:
         self.console.print(self.text(words, style), soft_wrap=not self.console.is_terminal)
 
     def heading(self, words: str) -> None:
+        """An empty line, and ``words`` set apart where the terminal can."""
         self.console.print()
         self.line(words, "bold underline" if self.console.is_terminal else "")
 

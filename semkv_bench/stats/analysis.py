@@ -120,6 +120,10 @@ def analyze(
 
 
 def chance_level(paired: PairedScores, options: StatsOptions, chance: Mapping[str, float]) -> float:
+    """Score of guessing, 0 to 1, averaged over tasks as the scores are; ``chance`` by task, 0 where it says nothing.
+
+    Raises UsageError for a level outside 0..1.
+    """
     for task, value in chance.items():
         if not isinstance(value, (int, float)) or not 0 <= value <= 1:
             raise UsageError(f"chance level of task {task} must lie in 0..1, got {value!r}")

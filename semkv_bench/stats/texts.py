@@ -58,9 +58,11 @@ class _Averaged:
         self._absent = np.isnan(values).all(axis=0)
 
     def mean(self, column: int) -> float | None:
+        """The average of a setting's column; None where nothing was measured."""
         return None if self._absent[column] else float(self._means[column])
 
     def ends(self, column: int, exponential: bool = False) -> Ends:
+        """Ends of its percentile interval, of its exponential if asked; None twice where nothing was measured."""
         if self._absent[column]:
             return (None, None)
         ends = (float(self._low[column]), float(self._high[column]))

@@ -99,6 +99,7 @@ class LongBench(Task):
 
     @cached_property
     def names(self) -> tuple[str, ...]:
+        """See Task.names. Raises MissingError where ``path`` lacks a task that was chosen by name."""
         chosen, by_name = self._chosen
         # The hub's archive holds every task, so the names are known before anything is fetched.
         present = chosen if self.path is None else self._source.present(chosen)
@@ -125,6 +126,7 @@ class LongBench(Task):
 
     @property
     def chance(self) -> dict[str, float]:
+        """See Task.chance."""
         return {name: TASKS[name].chance for name in self.names}
 
     def examples(

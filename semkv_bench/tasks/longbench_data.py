@@ -60,9 +60,11 @@ class Folder:
     path: Path
 
     def present(self, names: Sequence[str]) -> tuple[str, ...]:
+        """See Source.present."""
         return tuple(name for name in names if (self.path / f"{name}.jsonl").is_file())
 
     def items(self, task: str) -> list[Item]:
+        """See Source.items."""
         file = self.path / f"{task}.jsonl"
         return _parse(file.read_bytes(), task, str(file))
 
@@ -74,11 +76,13 @@ class Archive:
     path: Path
 
     def present(self, names: Sequence[str]) -> tuple[str, ...]:
+        """See Source.present."""
         with self._open() as archive:
             held = {PurePosixPath(member).name for member in _members(archive)}
         return tuple(name for name in names if f"{name}.jsonl" in held)
 
     def items(self, task: str) -> list[Item]:
+        """See Source.items."""
         with self._open() as archive:
             found = [m for m in _members(archive) if PurePosixPath(m).name == f"{task}.jsonl"]
             if len(found) > 1:
@@ -105,9 +109,11 @@ class SavedDataset:
     path: Path
 
     def present(self, names: Sequence[str]) -> tuple[str, ...]:
+        """See Source.present."""
         return tuple(name for name in names if name in self._rows_by_task)
 
     def items(self, task: str) -> list[Item]:
+        """See Source.items."""
         rows = ((f"{self.path}:{task}, row {i}", row) for i, row in enumerate(self._rows_by_task[task], 1))
         return _checked(rows, task, f"{self.path}:{task}")
 

@@ -130,6 +130,7 @@ class Synthetic(Task):
 
     @cached_property
     def names(self) -> tuple[str, ...]:
+        """See Task.names."""
         if self.subset is None:
             return DEFAULT_SUBTASKS
         return choose_names("subset", self.subset, tuple(SUBTASKS), {"all": tuple(SUBTASKS)})[0]

@@ -74,6 +74,7 @@ class SyntheticMultiturn(Task):
 
     @cached_property
     def names(self) -> tuple[str, ...]:
+        """See Task.names."""
         chosen = "all" if self.subset is None else self.subset
         return choose_names("subset", chosen, tuple(SUBTASKS), {"all": tuple(SUBTASKS)})[0]
 
