@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from semkv_bench.errors import UsageError
-from semkv_bench.importance.base import Metric, Needs, Recorder
+from semkv_bench.importance.base import Metric, Needs, SourceRecorder
 from semkv_bench.importance.sources import AttentionCall, watch_attention
 from semkv_bench.lazy import torch
 
@@ -23,7 +23,7 @@ _BLOCK_BYTES = {"cpu": 2 << 20, "cuda": 256 << 20}
 _LEAST_QUERIES = 16
 
 
-class AttentionRecorder(Recorder):
+class AttentionRecorder(SourceRecorder):
     """Adds the weights of every block to one float32 number per metric, quantized layer and token."""
 
     source = staticmethod(watch_attention)

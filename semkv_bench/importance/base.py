@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-__all__ = ["Metric", "Needs", "Prompt", "Recorder", "Source"]
+__all__ = ["Metric", "Needs", "Prompt", "Recorder", "Source", "SourceRecorder"]
 
 Source = Callable[[LoadedModel, Callable[..., None]], AbstractContextManager[None]]
 
@@ -64,20 +64,11 @@ class Prompt:
 
 
 class Recorder(ABC):
-    """Turns what one source shows of the forward calls into the scores of the metrics of one family.
-
-    source: context manager that lets ``hear`` be called while a model runs; None if ids are enough.
-    """
-
-    source: ClassVar[Source | None] = None
+    """Turns a prompt into the scores of the metrics of one family; of its ids alone, if it is nothing more."""
 
     def __init__(self, prompt: Prompt, metrics: Sequence[Any]):
         self.prompt = prompt
         self.metrics = metrics
-
-    def hear(self, *event: Any) -> None:
-        """Take in one event of the source."""
-        raise NotImplementedError(f"{type(self).__name__} names a source but does not hear it")
 
     @abstractmethod
     def scores(self) -> list[Tensor]:
@@ -85,6 +76,19 @@ class Recorder(ABC):
 
         [quantized layers, kv_heads, tokens] of metrics ``per_head``.
         """
+
+
+class SourceRecorder(Recorder):
+    """A recorder of what one source shows of the forward calls.
+
+    source: context manager that lets ``hear`` be called while a model runs.
+    """
+
+    source: ClassVar[Source]
+
+    @abstractmethod
+    def hear(self, *event: Any) -> None:
+        """Take in one event of the source."""
 
 
 class Needs(StrEnum):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING
 
-from semkv_bench.importance.base import Metric, Needs, Recorder
+from semkv_bench.importance.base import Metric, Needs, SourceRecorder
 from semkv_bench.importance.sources import AttentionCall, watch_attention
 from semkv_bench.lazy import torch
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["CacheMetric"]
 
 
-class CacheRecorder(Recorder):
+class CacheRecorder(SourceRecorder):
     """Keeps one float32 number per metric, quantized layer and token."""
 
     source = staticmethod(watch_attention)

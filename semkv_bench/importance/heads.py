@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from semkv_bench.errors import UsageError
 from semkv_bench.importance.attention import weight_blocks
-from semkv_bench.importance.base import Metric, Prompt, Recorder
+from semkv_bench.importance.base import Metric, Prompt, SourceRecorder
 from semkv_bench.importance.sources import AttentionCall, watch_attention
 from semkv_bench.lazy import torch
 from semkv_bench.models.load import LoadedModel
@@ -35,7 +35,7 @@ class HeadMetric(Metric):
     per_head = True
 
 
-class HeadCacheRecorder(Recorder):
+class HeadCacheRecorder(SourceRecorder):
     """Scores each layer once, when all scored tokens are in its cache."""
 
     source = staticmethod(watch_attention)
@@ -77,7 +77,7 @@ class HeadCacheMetric(HeadMetric):
         """
 
 
-class HeadAttentionRecorder(Recorder):
+class HeadAttentionRecorder(SourceRecorder):
     """Adds up what every token gets in every query head, from the queries that a metric counts."""
 
     source = staticmethod(watch_attention)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
-from semkv_bench.importance.base import Metric, Needs, Recorder
+from semkv_bench.importance.base import Metric, Needs, SourceRecorder
 from semkv_bench.importance.sources import watch_layers
 from semkv_bench.lazy import torch
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["HiddenMetric"]
 
 
-class HiddenRecorder(Recorder):
+class HiddenRecorder(SourceRecorder):
     """Keeps one float32 number per metric, layer and token."""
 
     source = staticmethod(watch_layers)

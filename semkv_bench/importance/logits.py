@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from semkv_bench.errors import UsageError
-from semkv_bench.importance.base import Metric, Needs, Recorder
+from semkv_bench.importance.base import Metric, Needs, SourceRecorder
 from semkv_bench.importance.sources import watch_output
 from semkv_bench.lazy import torch
 from semkv_bench.models.load import LoadedModel
@@ -110,7 +110,7 @@ def _tiled_statistics(head: Head, hidden: Tensor, targets: Tensor) -> tuple[Tens
     return log_sum - head.finish(own.clone(), shift.float())[:, 0], log_sum - mean
 
 
-class LogitRecorder(Recorder):
+class LogitRecorder(SourceRecorder):
     """Collects final hidden states and runs the head over them in blocks."""
 
     source = staticmethod(watch_output)

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from semkv_bench.errors import SemkvError, UsageError
-from semkv_bench.importance.base import Metric, Prompt, Recorder, Source
+from semkv_bench.importance.base import Metric, Prompt, Recorder, Source, SourceRecorder
 from semkv_bench.importance.choice import metric
 from semkv_bench.lazy import torch
 from semkv_bench.models.load import LoadedModel
@@ -99,10 +99,10 @@ class Observer:
             self._scores = {label: found[label].float().clone() for label in self._metrics}
         return self._scores
 
-    def _by_source(self) -> dict[Source, list[Recorder]]:
-        sources: dict[Source, list[Recorder]] = {}
+    def _by_source(self) -> dict[Source, list[SourceRecorder]]:
+        sources: dict[Source, list[SourceRecorder]] = {}
         for recorder in self._recorders:
-            if recorder.source is not None:
+            if isinstance(recorder, SourceRecorder):
                 sources.setdefault(recorder.source, []).append(recorder)
         return sources
 
@@ -119,7 +119,7 @@ class Observer:
         self._prompt.feed(ids)
 
 
-def _all_hear(recorders: Sequence[Recorder]) -> Callable[..., None]:
+def _all_hear(recorders: Sequence[SourceRecorder]) -> Callable[..., None]:
     # One mode for all calls: tensors made in inference mode could not be added to outside of it.
     @torch.inference_mode()
     def hear(*event: Any) -> None:

@@ -1,9 +1,9 @@
 """What a group of values becomes: the code of a method.
 
-A code is a frozen dataclass with ``encode(grouped, levels)``, from float32 [..., groups, members] to a code for each
-value and what is stored with each group, ``decode``, the way back, and ``metadata_bits``, per group. One whose codes
-are not of single values has ``quantize_dequantize`` instead, and cannot be packed. To add one: write the class, name
-it by ``_target_``.
+A ``ValueCode`` is a frozen dataclass with ``encode(grouped, levels)``, from float32 [..., groups, members] to a code
+for each value and what is stored with each group, ``decode``, the way back, and ``metadata_bits``, per group. A plain
+``Code`` is only simulated: it has ``quantize_dequantize`` instead, and cannot be packed. To add one: write the class,
+name it by ``_target_``.
 """
 
 from __future__ import annotations
@@ -25,26 +25,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-__all__ = ["Code", "PolarCode", "Uniform", "VectorCode"]
+__all__ = ["Code", "PolarCode", "Uniform", "ValueCode", "VectorCode"]
 
 
 class Code(Part, ABC):
     """How the values of a group are coded."""
 
-    def encode(self, grouped: Tensor, levels: int | Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Whole codes 0..levels-1, float32 [..., members], each last axis one group, and 16-bit metadata [..., 1].
-
-        levels: of all groups, or, for codes that can, of each [..., 1].
-        """
-        raise NotImplementedError
-
-    def decode(self, codes: Tensor, stored: tuple[Tensor, ...], levels: int | Tensor) -> Tensor:
-        """Values float32 [..., members]; levels: of all, or of every group, [..., 1]."""
-        raise NotImplementedError
-
-    def quantize_dequantize(self, grouped: Tensor, levels: int | Tensor) -> Tensor:
-        """What is read back of float32 [..., members]; levels as of ``encode``."""
-        return self.decode(*self.encode(grouped, levels), levels)
+    @abstractmethod
+    def quantize_dequantize(self, grouped: Tensor, levels: int) -> Tensor:
+        """What is read back of float32 [..., members], each last axis one group."""
 
     @property
     @abstractmethod
@@ -81,12 +70,28 @@ class Code(Part, ABC):
         return code_bits(levels), packing_plan(levels).packed_bits
 
 
+class ValueCode(Code):
+    """A code for each value and 16-bit metadata with each group, which can be packed."""
+
+    @abstractmethod
+    def encode(self, grouped: Tensor, levels: int) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Whole codes 0..levels-1, float32 [..., members], each last axis one group, and 16-bit metadata [..., 1]."""
+
+    @abstractmethod
+    def decode(self, codes: Tensor, stored: tuple[Tensor, ...], levels: int | Tensor) -> Tensor:
+        """Values float32 [..., members]; levels: of all, or of every group, [..., 1]."""
+
+    def quantize_dequantize(self, grouped: Tensor, levels: int) -> Tensor:
+        """See ``Code``."""
+        return self.decode(*self.encode(grouped, levels), levels)
+
+
 _INT16, _E4M3_MAX, _FLOAT16_MAX = 32767, 448.0, 65504.0
 _ZEROS, _MOMENTS, _HALVES = ("float", "int", "mean"), ("before", "after"), ("even", "up")
 
 
 @dataclass(frozen=True)
-class Uniform(Code):
+class Uniform(ValueCode):
     """Evenly spaced levels between a group's minimum and maximum, as KIVI, QuaRot, Atom, QServe and others have them.
 
     zero: ``float``: x' = code * scale + min. ``int``: x' = scale * (code - z) with a whole z. ``mean`` (QAQ): signed
@@ -196,7 +201,7 @@ def _in_half(x: Tensor, levels: int) -> tuple[Tensor, tuple[Tensor, ...]]:
 
 
 @dataclass(frozen=True)
-class PolarCode(Code):
+class PolarCode(ValueCode):
     """Cells of equal width, read at their middle (PolarQuant): radius and angle have ranges of their own."""
 
     metadata_bits: float = 32

@@ -29,7 +29,7 @@ from semkv_bench.kernels.numerics import check_rows, finite_cast
 from semkv_bench.lazy import torch
 from semkv_bench.quantizers import calibration
 from semkv_bench.quantizers.base import Coder, Encoded, NonFiniteError, Quantizer, Sides
-from semkv_bench.quantizers.codes import Code, Uniform
+from semkv_bench.quantizers.codes import Code, Uniform, ValueCode
 from semkv_bench.quantizers.exact import Budget, Channels, LowRank, Mix, Outliers, Pivots
 from semkv_bench.quantizers.granularity import TOGETHER, Granularity
 from semkv_bench.quantizers.groups import CLASS, Group
@@ -305,7 +305,7 @@ class Side(Quantizer):
 
     def unpackable(self) -> str | None:
         """See ``Quantizer``: parts whose storage is simulated alone."""
-        if type(self.code).encode is Code.encode:
+        if not isinstance(self.code, ValueCode):
             return f"{type(self.code).__name__} is simulated and gives no codes to store"
         if self.calibrated:
             return "what is fitted to a model is simulated"
