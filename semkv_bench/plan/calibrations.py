@@ -10,7 +10,7 @@ from typing import Any
 from semkv_bench.errors import MissingError, UsageError
 from semkv_bench.models.rotary import check_rotary
 from semkv_bench.quantizers import Quantizer, calibration
-from semkv_bench.quantizers.method import Side
+from semkv_bench.quantizers.side import Side
 from semkv_bench.settings.setting import Coded, Setting
 
 __all__ = ["calibrated", "calibrations_told", "check_text"]

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from semkv_bench.quantizers.granularity import PER_TOKEN, TOGETHER, Granularity
     from semkv_bench.quantizers.groups import Group
     from semkv_bench.quantizers.keep import Keep, Layers
-    from semkv_bench.quantizers.method import Method, Side
+    from semkv_bench.quantizers.method import Method
+    from semkv_bench.quantizers.side import Side
     from semkv_bench.quantizers.transforms import Balance, Hadamard, Normalise, Polar, Shift, Smooth, UnitNorm
     from semkv_bench.quantizers.turboquant import TurboQuant
     from semkv_bench.quantizers.turboquant_prod import TurboQuantProd

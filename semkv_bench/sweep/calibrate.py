@@ -20,7 +20,7 @@ from semkv_bench.grid.cost import SIDES
 from semkv_bench.models.rotary import check_rotary
 from semkv_bench.quantizers import Method
 from semkv_bench.quantizers.calibration import CALIBRATIONS, write
-from semkv_bench.quantizers.method import Side
+from semkv_bench.quantizers.side import Side
 from semkv_bench.tasks.haystack import prose
 from semkv_bench.tasks.words import WORDS
 
