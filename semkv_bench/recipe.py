@@ -19,7 +19,8 @@ from semkv_bench.records.runs import RUNS, new_folder, one_at_a_time
 from semkv_bench.report.command import run_report
 from semkv_bench.report.files import write_all
 from semkv_bench.settings.setting import FULL, GridOnly
-from semkv_bench.stats.result import Report, plain
+from semkv_bench.stats.plain import plain
+from semkv_bench.stats.result import Report
 from semkv_bench.sweep.command import run_plan
 from semkv_bench.sweep.measure import measure_run
 from semkv_bench.sweep.measured import measured_words

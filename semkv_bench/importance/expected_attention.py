@@ -7,7 +7,6 @@ from torch import Tensor
 
 from semkv_bench.checks import whole
 from semkv_bench.errors import UsageError
-from semkv_bench.importance.base import Recorder
 from semkv_bench.importance.heads import HeadMetric, check_modelled, lifted, stacked
 from semkv_bench.importance.sources import AttentionCall, watch_attention
 from semkv_bench.models.rotary import rotary_of
@@ -17,7 +16,7 @@ __all__ = ["ExpectedAttention"]
 _FUTURE, _SINKS = 512, 4
 
 
-class QueryRecorder(Recorder):
+class QueryRecorder(SourceRecorder):
     """Adds up, for every query head, the queries before the rotary embedding and their products."""
 
     source = staticmethod(watch_attention)

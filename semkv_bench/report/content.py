@@ -29,7 +29,8 @@ from semkv_bench.report.formatting import (
     signed,
     signed_interval,
 )
-from semkv_bench.stats.result import Cliff, Report, RunawayDetector
+from semkv_bench.stats.further import RunawayDetector
+from semkv_bench.stats.result import Cliff, Report
 
 __all__ = [
     "GLOSSARY",

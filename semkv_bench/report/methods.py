@@ -20,7 +20,8 @@ from semkv_bench.report.formatting import (
     signed_interval,
 )
 from semkv_bench.report.tables import Column, Table, table_of, with_interval
-from semkv_bench.stats.result import Cliff, MethodPair, MethodPoint, Report
+from semkv_bench.stats.further import MethodPair, MethodPoint
+from semkv_bench.stats.result import Cliff, Report
 
 __all__ = ["METHOD_FILES", "method_files", "method_parts", "unit_words"]
 

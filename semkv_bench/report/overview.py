@@ -35,7 +35,9 @@ from semkv_bench.report.formatting import (
 )
 from semkv_bench.report.tables import VERDICT_SIGNS, Column, Table, table_of, with_interval
 from semkv_bench.report.terminal import show_table
-from semkv_bench.stats.result import SCHEMA, Ends, Report, plain
+from semkv_bench.stats.further import Ends
+from semkv_bench.stats.plain import plain
+from semkv_bench.stats.result import SCHEMA, Report
 
 __all__ = ["OverviewRow", "draw_overview", "overview_rows", "show_overview", "write_overview"]
 

@@ -20,7 +20,8 @@ from semkv_bench.report.axes import (
 )
 from semkv_bench.report.formatting import clean, fixed, known, shorten, signed
 from semkv_bench.report.marks import SMALL
-from semkv_bench.stats.result import Ranking, Report, Turn
+from semkv_bench.stats.further import Ranking, Turn
+from semkv_bench.stats.result import Report
 
 __all__ = ["draw_rankings", "draw_turns"]
 

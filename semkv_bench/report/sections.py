@@ -22,7 +22,8 @@ from semkv_bench.report.formatting import (
 )
 from semkv_bench.report.methods import method_parts
 from semkv_bench.report.tables import Column, Table, table_of, with_interval
-from semkv_bench.stats.result import Ranking, Report, Turn, TurnDrift
+from semkv_bench.stats.further import Ranking, Turn, TurnDrift
+from semkv_bench.stats.result import Report
 
 __all__ = ["Section", "sections"]
 

@@ -23,6 +23,7 @@ from semkv_bench.stats.equivalence import (
     judge,
     reference_moments,
 )
+from semkv_bench.stats.further import NO_ENDS, Ends
 from semkv_bench.stats.guarded import guarded_interval, moments, score_interval, task_weights
 from semkv_bench.stats.methods import compared_methods
 from semkv_bench.stats.operating_point import candidates, choose, confirm, interval_of_choice
@@ -30,10 +31,8 @@ from semkv_bench.stats.options import StatsOptions
 from semkv_bench.stats.pairing import PairedScores, pair
 from semkv_bench.stats.power import residuals, seen_drops
 from semkv_bench.stats.result import (
-    NO_ENDS,
     Assay,
     Cliff,
-    Ends,
     NoiseFloor,
     OperatingPoint,
     Report,

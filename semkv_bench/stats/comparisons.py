@@ -11,11 +11,11 @@ import pandas as pd
 
 from semkv_bench.stats.allocations import Allocated, allocated
 from semkv_bench.stats.contrast import Contrast, Side, contrast_of, side_of
+from semkv_bench.stats.further import NO_ENDS, Deletion, Interpolation
 from semkv_bench.stats.multiplicity import holm
 from semkv_bench.stats.options import StatsOptions
 from semkv_bench.stats.pairing import PairedScores, SettingInfo
 from semkv_bench.stats.rankings import rankings
-from semkv_bench.stats.result import NO_ENDS, Deletion, Interpolation
 from semkv_bench.stats.spending import Look
 from semkv_bench.stats.turns import by_turn, recorded_units, runaway_detector, turn_drift
 

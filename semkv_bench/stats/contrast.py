@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from semkv_bench.stats.equivalence import over_all_looks, p_no_better, p_no_worse
+from semkv_bench.stats.further import Ends
 from semkv_bench.stats.guarded import TIE, guarded_interval, moments, p_above, p_below
 from semkv_bench.stats.options import StatsOptions
 from semkv_bench.stats.pairing import PairedScores
-from semkv_bench.stats.result import Ends
 from semkv_bench.stats.spending import Look
 
 __all__ = ["Contrast", "Side", "also_with_losses", "contrast", "contrast_of", "side_of"]

@@ -16,10 +16,11 @@ import numpy as np
 
 from semkv_bench.stats.comparisons import judged_columns
 from semkv_bench.stats.contrast import Side, contrast_of, side_of
+from semkv_bench.stats.further import MethodPair, MethodPoint, Methods
 from semkv_bench.stats.guarded import moments
 from semkv_bench.stats.options import StatsOptions
 from semkv_bench.stats.pairing import PairedScores
-from semkv_bench.stats.result import MethodPair, MethodPoint, Methods, SettingResult
+from semkv_bench.stats.result import SettingResult
 from semkv_bench.stats.spending import Look
 
 __all__ = ["WORDS", "bracket", "compared_methods", "front_of", "method_grids"]

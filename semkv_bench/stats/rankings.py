@@ -10,11 +10,11 @@ import numpy as np
 from semkv_bench.stats.allocations import Allocated, allocated
 from semkv_bench.stats.contrast import Contrast, Side, contrast_of, side_of
 from semkv_bench.stats.equivalence import reference_moments
+from semkv_bench.stats.further import NO_ENDS, MetricPair, RankedMetric, Ranking
 from semkv_bench.stats.guarded import score_interval
 from semkv_bench.stats.multiplicity import holm
 from semkv_bench.stats.options import StatsOptions
 from semkv_bench.stats.pairing import PairedScores
-from semkv_bench.stats.result import NO_ENDS, MetricPair, RankedMetric, Ranking
 from semkv_bench.stats.spending import Look
 
 __all__ = ["letters", "rankings"]

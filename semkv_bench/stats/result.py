@@ -6,16 +6,25 @@ The fields of these classes are the fields of report.json (docs/report.schema.js
 
 from __future__ import annotations
 
-import math
-import types
-import typing
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
-from functools import cache
+from dataclasses import dataclass
 from typing import Any
 
+from semkv_bench.stats.further import (
+    NO_ENDS,
+    Deletion,
+    Ends,
+    Interpolation,
+    Methods,
+    Ranking,
+    RunawayDetector,
+    TextResult,
+    Turn,
+    TurnDrift,
+)
+from semkv_bench.stats.plain import plain, read
+
 __all__ = [
-    "NO_ENDS",
     "SCHEMA",
     "Allocation",
     "Assay",
@@ -23,39 +32,20 @@ __all__ = [
     "CacheSize",
     "Cliff",
     "CliffInterval",
-    "Comparison",
     "Confirmation",
-    "Deletion",
-    "Ends",
     "Fall",
-    "Interpolation",
     "Layers",
     "Measured",
-    "MethodPair",
-    "MethodPoint",
-    "Methods",
-    "MetricPair",
     "NoiseFloor",
     "OperatingPoint",
-    "RankedMetric",
-    "Ranking",
     "Report",
-    "RunawayDetector",
     "Sequential",
     "SettingResult",
     "TaskResult",
-    "TextResult",
-    "Turn",
-    "TurnDrift",
-    "TurnResult",
-    "plain",
 ]
 
 SCHEMA = 2
 _READABLE = (1, 2)
-
-Ends = tuple[float | None, float | None]
-NO_ENDS: Ends = (None, None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,213 +309,6 @@ class Measured:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """Two settings, neither of them the reference; p-values adjusted over all comparisons of their kind."""
-
-    n_clusters: int
-    diff: float | None
-    diff_ci: Ends
-    p_difference: float | None
-    p_difference_raw: float | None = None
-    p_equivalence: float | None
-    p_equivalence_raw: float | None = None
-    verdict: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Interpolation(Comparison):
-    """A mix against the line between its ends."""
-
-    setting: str
-    quantizer: str | None = None
-    code_bits: float | None = None
-    effective_bits: float | None
-    metric: str
-    high: int
-    low: int
-    fraction: float
-    high_setting: str
-    low_setting: str
-    high_score: float | None
-    low_score: float | None
-    ends_differ: bool
-    score: float | None
-    line: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Deletion(Comparison):
-    """A setting that deletes tokens against one that keeps all of them in as much memory, null where none does."""
-
-    setting: str
-    metric: str | None = None
-    effective_bits: float | None
-    cache_bits: float | None = None
-    score: float | None
-    against: str | None
-    against_kind: str | None = None
-    against_effective_bits: float | None
-    against_cache_bits: float | None = None
-    against_score: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class MethodPair(Comparison):
-    """Two methods at equal ``bits``, each on the line between the neighbouring points of its own grid.
-
-    ``diff`` is first less second. ``diff_ci`` is of the pair by itself, ``diff_ci_all`` holds for all pairs together.
-    """
-
-    bits: float
-    first: str
-    second: str
-    first_score: float | None
-    second_score: float | None
-    diff_ci_all: Ends
-
-
-@dataclass(frozen=True, kw_only=True)
-class MethodPoint:
-    """A method at ``bits``: ``share`` of the way from ``lower`` to ``upper``; these are null beyond its grid's ends."""
-
-    bits: float
-    method: str
-    least_bits: float
-    most_bits: float
-    upper: str | None = None
-    lower: str | None = None
-    share: float | None = None
-    score: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Methods:
-    """Method against method at ``at_bits``; ``front`` are the settings that none is both cheaper and as good as.
-
-    ``priced_by`` says which bits are meant: ``cache_bits``, or ``effective_bits`` where records do not tell these.
-    """
-
-    priced_by: str
-    at_bits: tuple[float, ...]
-    methods: tuple[str, ...]
-    points: tuple[MethodPoint, ...]
-    pairs: tuple[MethodPair, ...]
-    front: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankedMetric:
-    """One metric of a ranking, against the best of the sample and against the random control."""
-
-    metric: str
-    setting: str
-    score: float
-    score_ci: Ends
-    diff_best: float | None
-    diff_best_ci: Ends
-    p_best: float | None
-    diff_random: float | None
-    diff_random_ci: Ends
-    p_random: float | None
-    rank: tuple[int, int]
-    letters: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class MetricPair:
-    """Two metrics of a ranking against each other."""
-
-    first: str
-    second: str
-    n_clusters: int
-    diff: float | None
-    diff_ci: Ends
-    p: float
-    p_raw: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ranking:
-    """Importance metrics that share an allocation."""
-
-    group: str
-    kind: str
-    quantizer: str | None = None
-    high: int | None = None
-    low: int | None = None
-    fraction: float | None = None
-    keep: float | None = None
-    code_bits: float | None = None
-    effective_bits: float | None
-    best: str
-    control: str | None
-    metrics: tuple[RankedMetric, ...]
-    pairs: tuple[MetricPair, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class TurnResult:
-    """One setting in one turn."""
-
-    score: float
-    diff: float | None
-    diff_ci: Ends
-    n_clusters: int | None = None
-    coded_share: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Turn:
-    """All settings in one turn, counted from 0."""
-
-    turn: int
-    n_clusters: int
-    settings: dict[str, TurnResult]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TurnDrift:
-    """The difference from the reference in the last turn less that in the first."""
-
-    setting: str
-    first_turn: int
-    last_turn: int
-    n_clusters: int
-    diff: float | None
-    diff_ci: Ends
-    p: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunawayDetector:
-    """How often the reference's own outputs count as runaway; null ``loops``: records do not tell."""
-
-    outputs: int
-    runaway: int
-    rate: float
-    rate_ci: Ends
-    loops: int | None
-    loops_exact: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextResult:
-    """A text under one setting: means over windows; ``ratio`` is its perplexity over the reference's."""
-
-    setting: str
-    n_windows: int
-    nll: float | None
-    perplexity: float | None
-    perplexity_ci: Ends
-    ratio: float | None
-    ratio_ci: Ends
-    kl: float | None
-    kl_ci: Ends
-    top1_agreement: float | None
-    top1_agreement_ci: Ends
-
-
-@dataclass(frozen=True, kw_only=True)
 class Report:
     """Everything that is said of one set of records.
 
@@ -589,81 +372,4 @@ class Report:
         """
         if not isinstance(content, Mapping) or content.get("schema") not in _READABLE:
             raise ValueError(f"not a report of schema {' or '.join(map(str, _READABLE))}")
-        return _read(cls, {**content, "schema": SCHEMA}, "report")
-
-
-def plain(value: Any) -> Any:
-    """``value`` as JSON data: classes of this module as objects, NaN and infinity as null."""
-    if is_dataclass(value):
-        return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    if hasattr(value, "tolist"):
-        return plain(value.tolist())
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
-
-
-@cache
-def _hints(kind: type) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
-
-
-def _read(kind: Any, value: Any, where: str) -> Any:
-    """``value`` of JSON as ``kind``: a class of this module, a tuple, a dictionary, a union or a plain type."""
-    if is_dataclass(kind):
-        return _read_fields(kind, value, where)
-    origin, parts = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):
-        return _read_union(parts, value, where)
-    if origin is tuple:
-        return _read_tuple(parts, value, where)
-    if origin is dict:
-        _require(isinstance(value, Mapping), where, "an object")
-        return {str(key): _read(parts[1], item, f"{where}.{key}") for key, item in value.items()}
-    if kind is float:
-        _require(isinstance(value, (int, float)) and not isinstance(value, bool), where, "a number")
-        return float(value)
-    if kind is int:
-        _require(isinstance(value, int) and not isinstance(value, bool), where, "a whole number")
-        return value
-    words = {str: "text", bool: "true or false"}
-    _require(isinstance(value, kind), where, words[kind])
-    return value
-
-
-def _read_fields(kind: type, value: Any, where: str) -> Any:
-    _require(isinstance(value, Mapping), where, "an object")
-    given: dict[str, Any] = {}
-    for each in fields(kind):
-        if each.name in value:
-            given[each.name] = _read(_hints(kind)[each.name], value[each.name], f"{where}.{each.name}")
-        elif each.default is MISSING:
-            raise ValueError(f"{where} has no {each.name}")
-    return kind(**given)
-
-
-def _read_union(parts: tuple, value: Any, where: str) -> Any:
-    if value is None and type(None) in parts:
-        return None
-    able = [part for part in parts if part is not type(None)]
-    listed = [part for part in able if typing.get_origin(part) is tuple]
-    if len(able) > 1:
-        able = listed if isinstance(value, list) else [part for part in able if part not in listed]
-    return _read(able[0], value, where)
-
-
-def _read_tuple(parts: tuple, value: Any, where: str) -> tuple:
-    _require(isinstance(value, (list, tuple)), where, "a list")
-    if parts[-1] is Ellipsis:
-        return tuple(_read(parts[0], item, f"{where}[{i}]") for i, item in enumerate(value))
-    _require(len(value) == len(parts), where, f"a list of {len(parts)}")
-    return tuple(_read(part, item, where) for part, item in zip(parts, value, strict=True))
-
-
-def _require(met: bool, where: str, what: str) -> None:
-    if not met:
-        raise ValueError(f"{where} is not {what}")
+        return read(cls, {**content, "schema": SCHEMA}, "report")

@@ -7,10 +7,10 @@ import math
 import numpy as np
 
 from semkv_bench.stats.bootstrap import percentile_interval, resample_means
+from semkv_bench.stats.further import Ends, TextResult
 from semkv_bench.stats.guarded import moments
 from semkv_bench.stats.options import StatsOptions
 from semkv_bench.stats.pairing import PairedScores
-from semkv_bench.stats.result import Ends, TextResult
 
 __all__ = ["text_results"]
 

@@ -8,11 +8,11 @@ import pandas as pd
 from semkv_bench.records.schema import EXAMPLE, REFERENCE, UNIT
 from semkv_bench.stats.contrast import Contrast, Side, also_with_losses, contrast
 from semkv_bench.stats.equivalence import difference_moments
+from semkv_bench.stats.further import NO_ENDS, RunawayDetector, Turn, TurnDrift, TurnResult
 from semkv_bench.stats.guarded import guarded_interval, moments, score_interval
 from semkv_bench.stats.multiplicity import holm
 from semkv_bench.stats.options import StatsOptions
 from semkv_bench.stats.pairing import PairedScores, cluster_labels, pair
-from semkv_bench.stats.result import NO_ENDS, RunawayDetector, Turn, TurnDrift, TurnResult
 from semkv_bench.stats.spending import Look
 
 __all__ = ["by_turn", "recorded_units", "runaway_detector", "turn_drift"]

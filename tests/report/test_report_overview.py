@@ -13,7 +13,7 @@ from semkv_bench.report import figures, overview
 from semkv_bench.report.command import portable
 from semkv_bench.report.document import json_bytes
 from semkv_bench.report.overview import draw_overview, show_overview, write_overview
-from semkv_bench.stats.result import plain
+from semkv_bench.stats.plain import plain
 
 
 def variants(report) -> list[tuple[str, dict]]:

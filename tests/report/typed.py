@@ -8,7 +8,8 @@ from semkv_bench import report as rendered
 from semkv_bench import stats
 from semkv_bench.report import content, examples, figures, overview, panels, tables, verdict
 from semkv_bench.report import sections as parts
-from semkv_bench.stats.result import Cliff, Report, _read
+from semkv_bench.stats.plain import read
+from semkv_bench.stats.result import Cliff, Report
 
 __all__ = [
     "analyze",
@@ -56,7 +57,7 @@ confirmation_words = _typed(verdict.confirmation_words)
 
 
 def cliff_words(planted: dict, quantizer: str | None, cliff: dict) -> str:
-    return verdict.cliff_words(as_report(planted), quantizer, _read(Cliff, cliff, "cliff"))
+    return verdict.cliff_words(as_report(planted), quantizer, read(Cliff, cliff, "cliff"))
 
 
 def overview_rows(planted: list[tuple[str, dict]]) -> list[overview.OverviewRow]:
