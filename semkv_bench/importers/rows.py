@@ -12,7 +12,8 @@ from typing import Any
 import pandas as pd
 
 from semkv_bench.errors import MissingError, UsageError
-from semkv_bench.records.schema import REFERENCE, normalize
+from semkv_bench.records.normalize import normalize
+from semkv_bench.records.schema import REFERENCE
 
 __all__ = [
     "Imported",

@@ -8,7 +8,9 @@ import pandas as pd
 
 from semkv_bench.errors import MissingError, UsageError
 from semkv_bench.files import parse_json
-from semkv_bench.records.schema import COLUMNS, Where, normalize, plain_name
+from semkv_bench.records.columns import Where
+from semkv_bench.records.normalize import normalize
+from semkv_bench.records.schema import COLUMNS, plain_name
 from semkv_bench.records.values import short
 
 __all__ = ["FORMATS", "read_records"]

@@ -10,7 +10,8 @@ import numpy as np
 import pandas as pd
 
 from semkv_bench.errors import UsageError
-from semkv_bench.records.schema import REFERENCE, normalize
+from semkv_bench.records.normalize import normalize
+from semkv_bench.records.schema import REFERENCE
 from semkv_bench.stats.allocations import allocated
 from semkv_bench.stats.bootstrap import percentile_interval, resample_means
 from semkv_bench.stats.cliff import cliff_of, grid_points

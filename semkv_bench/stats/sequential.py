@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from semkv_bench.records.schema import normalize
+from semkv_bench.records.normalize import normalize
 from semkv_bench.stats.analysis import chance_level
 from semkv_bench.stats.equivalence import Judgement, judge
 from semkv_bench.stats.operating_point import choose

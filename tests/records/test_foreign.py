@@ -9,7 +9,7 @@ import pytest
 
 from semkv_bench.errors import MissingError, UsageError
 from semkv_bench.records.foreign import read_records
-from semkv_bench.records.schema import normalize
+from semkv_bench.records.normalize import normalize
 
 COLUMNS = ("task", "example_id", "setting", "code_bits", "score")
 ROWS = [

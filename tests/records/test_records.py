@@ -10,8 +10,8 @@ import yaml
 from semkv_bench.errors import MissingError, SemkvError, UsageError
 from semkv_bench.files import hold_lock
 from semkv_bench.records.folder import RunFolder, charter_hash, read_looks, read_run, read_sessions
+from semkv_bench.records.normalize import normalize
 from semkv_bench.records.prompts import read_prompts
-from semkv_bench.records.schema import normalize
 
 PROTOCOL = {"settings": {"full": {}, "affine-L4": {}}, "examples": {"count": 3}, "model": "m"}
 

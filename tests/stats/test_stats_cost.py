@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from semkv_bench.errors import UsageError
-from semkv_bench.records.schema import normalize
+from semkv_bench.records.normalize import normalize
 from semkv_bench.stats import StatsOptions, analyze
 
 # Name: code bits, effective bits, cache bits of even and of odd examples. B's price is less, its caches cost more.

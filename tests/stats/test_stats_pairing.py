@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from planted_records import analyze, by_setting, planted, records
 
 from semkv_bench.errors import UsageError
-from semkv_bench.records.schema import normalize
+from semkv_bench.records.normalize import normalize
 from semkv_bench.stats import StatsOptions
 from semkv_bench.stats.bootstrap import percentile_interval, resample_means
 from semkv_bench.stats.operating_point import _halves
