@@ -110,13 +110,7 @@ def make_plan(
         check_text(settings, task)
     shape = engine.shape(source)
     engine.check(source, settings, protocol)
-    length = getattr(task, "length", None)
-    if length is not None and shape.max_positions is not None and length > shape.max_positions:
-        raise UsageError(
-            f"task.length={length} is beyond the {shape.max_positions} positions of {source.name}"
-        )
-    if any(not -(2**63) <= seed < 2**63 for seed in config.seeds):
-        raise UsageError(f"seeds={list(config.seeds)} must be whole numbers of at most 64 bits")
+    _check_numbers(config, task, source.name, shape)
     tokenizer = engine.tokenizer(source)
     examples = task.examples(
         tokenizer,
@@ -138,45 +132,60 @@ def make_plan(
     protocol.check_reads(settings, examples)
     _check_replays(settings, examples, shape, tokenizer)
     stages = arrange(examples, stats)
-    tails = typical_tails(examples, protocol.own_history)
+    plan = Plan(
+        source, shape, settings, task, tuple(examples), protocol, engine, {}, shard, stages, tokenizer
+    )
+    return replace(plan, charter=_charter(config, plan, stats))
+
+
+def _check_numbers(config: DictConfig, task: Task, model: str, shape: ModelShape) -> None:
+    length = getattr(task, "length", None)
+    if length is not None and shape.max_positions is not None and length > shape.max_positions:
+        raise UsageError(f"task.length={length} is beyond the {shape.max_positions} positions of {model}")
+    if any(not -(2**63) <= seed < 2**63 for seed in config.seeds):
+        raise UsageError(f"seeds={list(config.seeds)} must be whole numbers of at most 64 bits")
+
+
+def _charter(config: DictConfig, plan: Plan, stats: StatsOptions) -> dict[str, Any]:
+    """All that decides the results of ``plan``, as it is sealed before the first record."""
+    engine, protocol, task = plan.engine, plan.protocol, plan.task
+    tails = typical_tails(plan.examples, protocol.own_history)
     charter = {
-        "model": source.name,
+        "model": plan.source.name,
         "model_config": _decided(config, "model"),
-        **engine.weights(source),
+        **engine.weights(plan.source),
         "quantizer": _decided(config, "quantizer") if engine.simulates else None,
         "value_quantizer": _decided(config, "value_quantizer") if engine.simulates else None,
         **({"methods": _decided(config, "method")} if config.get("methods") else {}),
         "protocol": protocol.name,
         **({"protocol_config": _decided(config, "protocol")} if protocol.variant else {}),
-        "layers": {"total": shape.layers, "quantized": len(shape.quantized_layers)},
-        "head_dim": shape.head_dim,
+        "layers": {"total": plan.shape.layers, "quantized": len(plan.shape.quantized_layers)},
+        "head_dim": plan.shape.head_dim,
         "settings": {
             setting.name: {
-                **_described(setting, shape),
-                "cache_at": costs_at_contexts(setting, shape, protocol, tails),
+                **_described(setting, plan.shape),
+                "cache_at": costs_at_contexts(setting, plan.shape, plan.protocol, tails),
             }
-            for setting in settings
+            for setting in plan.settings
         },
         "task": _decided(config, "task"),
-        "tasks": sorted({example.task for example in examples}),
+        "tasks": sorted({example.task for example in plan.examples}),
         "chance": {name: float(task.chance[name]) for name in task.names if name in task.chance},
         "prompts": task.prompt_source,
         "seeds": list(config.seeds),
         "per_task": config.per_task,
         "max_prompt_tokens": config.max_prompt_tokens,
         "max_new_tokens": config.max_new_tokens,
-        "examples": {"count": len(examples), "sha256": _digest(examples)},
+        "examples": {"count": len(plan.examples), "sha256": _digest(plan.examples)},
         "engine": engine.decided(),
-        "stats": _sealed(stats, settings),
-        **calibrations_told(settings),
-        **_own_code(settings, task, protocol),
+        "stats": _sealed(stats, plan.settings),
+        **calibrations_told(plan.settings),
+        **_own_code(plan.settings, task, protocol),
     }
-    if stages:
+    if plan.stages:
         charter["stats"]["looks"] = list(stats.looks)
-        charter["looks"] = described(stages)
-    return Plan(
-        source, shape, settings, task, tuple(examples), protocol, engine, charter, shard, stages, tokenizer
-    )
+        charter["looks"] = described(plan.stages)
+    return charter
 
 
 def too_few(plan: Plan) -> str | None:
