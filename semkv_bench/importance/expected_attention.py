@@ -1,15 +1,21 @@
 """Attention that later queries are expected to give."""
 
-from dataclasses import dataclass
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from semkv_bench.checks import whole
 from semkv_bench.errors import UsageError
+from semkv_bench.importance.base import SourceRecorder
 from semkv_bench.importance.heads import HeadMetric, check_modelled, lifted, stacked
 from semkv_bench.importance.sources import AttentionCall, watch_attention
+from semkv_bench.lazy import torch
 from semkv_bench.models.rotary import rotary_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 __all__ = ["ExpectedAttention"]
 
@@ -80,7 +86,7 @@ class ExpectedAttention(HeadMetric):
         return self.name if self.future == _FUTURE else f"{self.name}-{self.future}"
 
     @classmethod
-    def with_option(cls, option: str) -> "ExpectedAttention":
+    def with_option(cls, option: str) -> ExpectedAttention:
         """See ``Metric``; the option is the number of positions to come."""
         if not option.isdecimal():
             raise UsageError(

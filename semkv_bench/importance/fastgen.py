@@ -1,13 +1,18 @@
 """Policies by head: special tokens, punctuation, what gets much attention, what is near."""
 
+from __future__ import annotations
+
 import string
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from semkv_bench.importance.base import Prompt
 from semkv_bench.importance.heads import HeadAttentionMetric, shared_keys
+from semkv_bench.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 __all__ = ["FastGen"]
 

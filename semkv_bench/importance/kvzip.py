@@ -1,18 +1,22 @@
 """Attention that the prompt gets when the model is made to repeat it."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from semkv_bench.checks import whole
 from semkv_bench.errors import UsageError
 from semkv_bench.importance.attention import weight_blocks
 from semkv_bench.importance.heads import HeadMetric, check_modelled, stacked
 from semkv_bench.importance.sources import AttentionCall, watch_attention
+from semkv_bench.lazy import torch
 from semkv_bench.models.load import LoadedModel
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 __all__ = ["KVzip"]
 
@@ -45,7 +49,7 @@ class KVzip(HeadMetric):
         return self.name if self.chunk == _CHUNK else f"{self.name}-{self.chunk}"
 
     @classmethod
-    def with_option(cls, option: str) -> "KVzip":
+    def with_option(cls, option: str) -> KVzip:
         """See ``Metric``; the option is the number of tokens that are repeated at a time."""
         if not option.isdecimal():
             raise UsageError(f"importance metric {cls.name}-{option}: write the chunk as in {cls.name}-512")

@@ -1,14 +1,19 @@
 """Keys that others do not span first."""
 
-from dataclasses import dataclass
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from semkv_bench.checks import whole
 from semkv_bench.errors import UsageError
 from semkv_bench.importance.heads import HeadCacheMetric, HeadCacheRecorder
+from semkv_bench.lazy import torch
 from semkv_bench.models.rotary import rotary_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 __all__ = ["Leverage"]
 
@@ -23,7 +28,7 @@ class PlainKeyRecorder(HeadCacheRecorder):
         super().__init__(prompt, metrics)
         self._rotary = rotary_of(prompt.loaded, metrics[0].label, "choose another score")
 
-    def scored(self, metric: "Leverage", layer: int, keys: Tensor, values: Tensor) -> Tensor:
+    def scored(self, metric: Leverage, layer: int, keys: Tensor, values: Tensor) -> Tensor:
         """See ``HeadCacheRecorder``."""
         plain = self._rotary[layer].undo(keys, torch.arange(keys.shape[1]))
         return super().scored(metric, layer, plain, values)
@@ -52,7 +57,7 @@ class Leverage(HeadCacheMetric):
         return self.name if self.sketch == _SKETCH else f"{self.name}-{self.sketch}"
 
     @classmethod
-    def with_option(cls, option: str) -> "Leverage":
+    def with_option(cls, option: str) -> Leverage:
         """See ``Metric``; the option is the number of channels of the sketch."""
         if not option.isdecimal():
             raise UsageError(f"importance metric {cls.name}-{option}: write the sketch as in {cls.name}-48")

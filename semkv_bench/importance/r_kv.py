@@ -1,14 +1,19 @@
 """Attention less redundancy: tokens whose keys are like many others go first."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING
 
 from semkv_bench.errors import UsageError
 from semkv_bench.importance.base import Needs, Prompt
 from semkv_bench.importance.heads import HeadAttentionMetric, lifted
+from semkv_bench.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 __all__ = ["RKV"]
 
@@ -50,9 +55,9 @@ class RKV(HeadAttentionMetric):
             raise UsageError(f"{self.label} says nothing of {tokens} tokens; it needs {self.least_tokens}")
         before = tokens - _WINDOW
         most = sums[0, :, :before].unflatten(0, (len(keys), -1)).amax(1)
-        pooled = nn.functional.max_pool1d(most[None], _KERNEL, stride=1, padding=_KERNEL // 2)[0]
+        pooled = torch.nn.functional.max_pool1d(most[None], _KERNEL, stride=1, padding=_KERNEL // 2)[0]
         scores = _mixed(pooled, torch.stack([_redundancy(head) for head in keys.float()])[:, :before])
-        scores = nn.functional.pad(scores, (0, _WINDOW))
+        scores = torch.nn.functional.pad(scores, (0, _WINDOW))
         return lifted(scores, self.always_kept(tokens, 0).to(scores.device))
 
     def with_keys(self, received: Tensor, keys: Sequence[Tensor]) -> Tensor:
@@ -70,7 +75,7 @@ def _mixed(attention: Tensor, redundancy: Tensor) -> Tensor:
 
 def _redundancy(keys: Tensor) -> Tensor:
     """Keys [tokens, head_dim] of one head -> [tokens], of sum 1."""
-    unit = nn.functional.normalize(keys, dim=-1)
+    unit = torch.nn.functional.normalize(keys, dim=-1)
     alike = (unit @ unit.T).fill_diagonal_(0)
     places = torch.arange(len(keys), device=keys.device)
     newest = torch.where(alike > _ALIKE, places, 0).amax(-1, keepdim=True)

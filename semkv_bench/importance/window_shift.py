@@ -1,14 +1,19 @@
 """How attention from the end of the prompt spreads over tokens, and shifts from query to query."""
 
-from dataclasses import dataclass
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from semkv_bench.checks import whole
 from semkv_bench.errors import UsageError
 from semkv_bench.importance.base import Prompt
 from semkv_bench.importance.heads import HeadAttentionMetric, shared_keys
+from semkv_bench.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 __all__ = ["WindowEntropy", "WindowVariance", "variance"]
 
@@ -31,7 +36,7 @@ class ShiftMetric(HeadAttentionMetric):
         return self.name if self.window == _WINDOW else f"{self.name}-{self.window}"
 
     @classmethod
-    def with_option(cls, option: str) -> "ShiftMetric":
+    def with_option(cls, option: str) -> ShiftMetric:
         """See ``Metric``; the option is the window."""
         if not option.isdecimal():
             raise UsageError(f"importance metric {cls.name}-{option}: write the window as in {cls.name}-16")

@@ -1,24 +1,27 @@
 """The rotary embedding of a model's keys, and its inverse."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import signature
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-import torch
-from torch import Tensor, nn
-
 from semkv_bench.errors import UsageError
+from semkv_bench.lazy import torch
 from semkv_bench.models.load import LoadedModel
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
 
 __all__ = ["Rotary", "check_rotary", "length_dependent", "rotary_of"]
 
 _INSTEAD = "choose a quantizer of the keys as they are"
 _PROBED = 9
-_CLOSE = {torch.float32: 1e-4, torch.float64: 1e-6}
-_CLOSE_16_BITS = 3e-2
+_CLOSE, _CLOSE_16_BITS = {4: 1e-4, 8: 1e-6}, 3e-2  # by bytes of a value
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,11 +108,11 @@ def rotary_of(loaded: LoadedModel, who: str = "this method", instead: str = _INS
     """
     if loaded.model not in _known:
         check_rotary(loaded.model.config, loaded.label, who, instead)
-        _known[loaded.model] = _found(loaded, instead)
+        with torch.inference_mode():
+            _known[loaded.model] = _found(loaded, instead)
     return _known[loaded.model]
 
 
-@torch.inference_mode()
 def _found(loaded: LoadedModel, instead: str) -> dict[int, Rotary]:
     from transformers import DynamicCache
 
@@ -134,7 +137,7 @@ def _found(loaded: LoadedModel, instead: str) -> dict[int, Rotary]:
 
 
 def _matching(loaded: LoadedModel, plain: Tensor, after: Tensor, positions: Tensor, instead: str) -> Rotary:
-    limit = _CLOSE.get(after.dtype, _CLOSE_16_BITS) * float(after.abs().max())
+    limit = _CLOSE.get(after.itemsize, _CLOSE_16_BITS) * float(after.abs().max())
     tables = _tables(loaded)
     for pairs in ("half", "next", "halves", "none") if tables is not None else ("none",):
         rotary = Rotary(tables, pairs)

@@ -1,19 +1,23 @@
 """Reading less: the whole cache is stored, and each step attends to the blocks that a summary picks."""
 
+from __future__ import annotations
+
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from semkv_bench.checks import choice, number, whole
 from semkv_bench.errors import UsageError
 from semkv_bench.grid.levels import check_levels
+from semkv_bench.lazy import torch
 from semkv_bench.quantizers.base import Quantizer, pair_label
 from semkv_bench.settings.allocation import Uniform
 from semkv_bench.settings.setting import Coded, Setting, check_tokenwise, listed
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 __all__ = ["SUMMARIES", "BlockReads", "ReadAll", "Reading"]
 
