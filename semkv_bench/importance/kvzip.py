@@ -86,14 +86,14 @@ class KVzip(HeadMetric):
 
             def hear(layer: int, call: AttentionCall, here: range = here) -> None:
                 check_modelled([self], call)
-                parts.setdefault(layer, []).append(_received(call, here))
+                with torch.inference_mode():
+                    parts.setdefault(layer, []).append(_received(call, here))
 
             with watch_attention(loaded, hear):
                 feed(asked)
         return stacked(loaded, [{layer: torch.cat(found, -1) for layer, found in parts.items()}])[0].float()
 
 
-@torch.inference_mode()
 def _received(call: AttentionCall, here: range) -> Tensor:
     """The most attention that keys ``here`` get from any query of any head that shares them, [kv_heads, keys].
 
