@@ -54,6 +54,7 @@ RECORD = {
     "batch_rows": "rows that were decoded together",
     "alone_score, alone_same_tokens, alone_kl": "of `full`, on some examples: the same run alone, the engine's noise",
     "charter": "hash of the protocol that the run fixed beforehand",
+    "of_unit": "of settings that were added to a run: how many were recorded together",
 }
 
 

@@ -1,8 +1,13 @@
-"""The charter of a run: its sealed plan, written before the first record and never changed (protocol.yaml)."""
+"""The charter of a run: its sealed plan, written before the first record (protocol.yaml).
+
+It is never changed but for one thing: more examples, seeds or settings may be added. Such an amendment is written into
+it with its time and what was known then, and records keep the mark of the charter that they were made under.
+"""
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +20,13 @@ from semkv_bench.records.values import short
 __all__ = [
     "CHARTER",
     "SHARED_LOCK",
+    "agree",
     "changes",
     "charter_hash",
     "charter_mark",
     "read_charter",
     "require_same",
-    "seal",
+    "settings_by_mark",
 ]
 
 CHARTER = "protocol.yaml"
@@ -28,6 +34,7 @@ SHARED_LOCK = ".shared.lock"  # held by whoever changes what all writers share
 _MENDED = "put a copy of it back, or run the sweep again into another out=DIR"
 _MOST_NAMED = 3
 _ABSENT = object()
+_MAY_GROW = ("per_task", "seeds", "examples", "settings")
 # The parser in C where PyYAML was built with it.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -56,14 +63,14 @@ def read_charter(path: Path) -> dict[str, Any]:
     return charter
 
 
-def require_same(path: Path, sealed: Mapping[str, Any]) -> None:
-    """Raise UsageError, naming what differs, unless the folder's charter is ``sealed``."""
+def require_same(path: Path, sealed: Mapping[str, Any]) -> dict[str, Any]:
+    """The folder's charter; UsageError, naming what differs, unless it is ``sealed``, amendments aside."""
     present = _parsed(path / CHARTER)
     if present.get("hash") != charter_hash(present):
         raise UsageError(f"{path / CHARTER} was changed after it was written; choose another out=DIR")
-    if present["hash"] == sealed["hash"]:
-        return
-    changed = list(changes({**present, "hash": 0}, {**sealed, "hash": 0}))
+    if _content(present) == _content(sealed):
+        return present
+    changed = list(changes(_content(present), _content(sealed)))
     more = f"; and {len(changed) - _MOST_NAMED} more" if len(changed) > _MOST_NAMED else ""
     raise UsageError(
         f"{path} holds a run of another protocol (different: {'; '.join(changed[:_MOST_NAMED])}{more}); choose "
@@ -71,13 +78,78 @@ def require_same(path: Path, sealed: Mapping[str, Any]) -> None:
     )
 
 
-def seal(path: Path, sealed: Mapping[str, Any], config_yaml: str) -> None:
-    """Write the charter, and the configuration it came from, unless another process was first."""
+def agree(
+    path: Path, sealed: Mapping[str, Any], config_yaml: str, recorded: Callable[[Mapping[str, Any]], int]
+) -> dict[str, Any]:
+    """The charter in force: ``sealed``, written if there is none, and as an amendment where it adds to the one there.
+
+    config_yaml: the configuration it came from. recorded: how many examples the run of a charter holds by now.
+
+    Raises UsageError, naming what differs, for the charter of another run.
+    """
     with locked(path / SHARED_LOCK):
         if not (path / CHARTER).exists():
-            write_atomically(path / "config.yaml", config_yaml)
-            text = yaml.safe_dump(dict(sealed), sort_keys=False, allow_unicode=True, width=110)
-            write_atomically(path / CHARTER, text)
+            return _write(path, dict(sealed), config_yaml)
+        present = _parsed(path / CHARTER)
+        added = None if _content(present) == _content(sealed) else _added(present, sealed)
+        if added is None or present.get("hash") != charter_hash(present):
+            return require_same(path, sealed)
+        amendment = {
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "examples": [present["examples"]["count"], sealed["examples"]["count"]],
+            "settings": added,
+            "recorded": recorded(present),
+            "reported": (path / "report.json").exists(),
+            "before": charter_mark(present),
+        }
+        grown = {**_content(sealed), "amendments": [*present.get("amendments", []), amendment]}
+        return _write(path, {**grown, "hash": charter_hash(grown)}, config_yaml)
+
+
+def settings_by_mark(charter: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """The settings of every charter that records of the run may carry the mark of, the one in force among them."""
+    settings = tuple(charter["settings"])
+    found = {charter_mark(charter): settings}
+    for amendment in reversed(charter.get("amendments", [])):
+        settings = tuple(name for name in settings if name not in amendment["settings"])
+        found[amendment["before"]] = settings
+    return found
+
+
+def _added(present: Mapping[str, Any], sealed: Mapping[str, Any]) -> list[str] | None:
+    """Settings that ``sealed`` has and ``present`` has not; None where it differs in more than what is added."""
+    if "looks" in present or "looks" in sealed:
+        return None
+    before, now = _content(present), _content(sealed)
+    for name in ("per_task", "seeds", "examples", "settings"):
+        if name not in before or name not in now:
+            return None
+    kept = {name: _described(now["settings"].get(name)) for name in before["settings"]}
+    grows = (
+        before["examples"]["count"] <= now["examples"]["count"]
+        and set(before["seeds"]) <= set(now["seeds"])
+        and kept == {name: _described(told) for name, told in before["settings"].items()}
+    )
+    rest = ({k: v for k, v in each.items() if k not in _MAY_GROW} for each in (before, now))
+    if not grows or next(rest) != next(rest):
+        return None
+    return [name for name in now["settings"] if name not in before["settings"]]
+
+
+def _described(setting: Any) -> Any:
+    """A setting without the sizes of its caches, which are those of the middle one of the planned examples."""
+    return {k: v for k, v in setting.items() if k != "cache_at"} if isinstance(setting, dict) else setting
+
+
+def _content(charter: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in charter.items() if key not in ("hash", "amendments")}
+
+
+def _write(path: Path, charter: dict[str, Any], config_yaml: str) -> dict[str, Any]:
+    write_atomically(path / "config.yaml", config_yaml)
+    text = yaml.safe_dump(charter, sort_keys=False, allow_unicode=True, width=110)
+    write_atomically(path / CHARTER, text)
+    return charter
 
 
 def _parsed(path: Path) -> dict[str, Any]:

@@ -15,11 +15,11 @@ from semkv_bench.files import hold_lock, locked, parse_json, write_atomically
 from semkv_bench.records.charter import (
     CHARTER,
     SHARED_LOCK,
+    agree,
     charter_hash,
     charter_mark,
     read_charter,
-    require_same,
-    seal,
+    settings_by_mark,
 )
 from semkv_bench.records.lines import AppendFile, Expected, UnitReader
 from semkv_bench.records.prompts import PromptsFile
@@ -53,14 +53,16 @@ class RunFolder:
 
     Each process writes a ``records-N.jsonl`` and a ``prompts-N.jsonl`` of its own, held by a lock. The records of
     one example under all settings, in all its turns, form a unit; a unit cut short by a kill is taken out and done
-    again. ``plan`` holds the prompt hash of every planned example, where the plan is known: records of others are
-    refused.
+    again. Where the charter was amended by settings, an example that lacks them gets a unit of these alone, and is
+    done with it. ``plan`` holds the prompt hash of every planned example, where the plan is known: records of others
+    are refused.
     """
 
     path: Path
     charter: dict[str, Any]
     plan: Mapping[Unit, str] | None = None
     done: set[Unit] = field(default_factory=set)
+    _held: dict[Unit, set[str]] = field(default_factory=dict)
     _writer: _Writer | None = None
     _readers: dict[Path, UnitReader] = field(default_factory=dict)
 
@@ -72,7 +74,7 @@ class RunFolder:
         config_yaml: str,
         plan: Mapping[Unit, str] | None = None,
     ) -> "RunFolder":
-        """Create the folder, or continue the run of the same charter in it.
+        """Create the folder, continue the run of the same charter in it, or extend the run in it by what is added.
 
         Raises:
             UsageError: the folder holds something else, or a run of another charter; it says what differs.
@@ -85,15 +87,13 @@ class RunFolder:
             path.mkdir(parents=True, exist_ok=True)
             # Listed before the charter is looked for: another process may write both at this moment.
             entries = list(path.iterdir())
-            if not (path / CHARTER).exists():
-                if not _only_scratch(entries):
-                    raise UsageError(
-                        f"{path} is not empty and not a run folder (no protocol.yaml: put it back if it was one); "
-                        "choose another out=DIR"
-                    )
-                seal(path, sealed, config_yaml)
-            require_same(path, sealed)
-        return cls(path, sealed, plan)
+            if not (path / CHARTER).exists() and not _only_scratch(entries):
+                raise UsageError(
+                    f"{path} is not empty and not a run folder (no protocol.yaml: put it back if it was one); "
+                    "choose another out=DIR"
+                )
+            agreed = agree(path, sealed, config_yaml, lambda present: _count(path, present))
+        return cls(path, agreed, plan)
 
     def start(self) -> None:
         """Take files for this process, repair what a kill left, and learn what is done."""
@@ -105,7 +105,20 @@ class RunFolder:
         """Learn what was finished meanwhile; what was read before is not read again."""
         for path in sorted(self.path.glob("records-*.jsonl")):
             reader = self._readers.setdefault(path, UnitReader(path, _expected(self.charter, self.plan)))
-            self.done |= {tuple(unit[0][name] for name in EXAMPLE) for unit in reader.read()}
+            self._learn(reader.read())
+
+    def missing(self, unit: Unit) -> tuple[str, ...]:
+        """The settings under which an example is not recorded yet."""
+        held = self._held.get(unit, ())
+        return tuple(name for name in self.charter["settings"] if name not in held)
+
+    def _learn(self, units: Iterable[Sequence[Mapping[str, Any]]]) -> None:
+        for records in units:
+            unit = tuple(records[0][name] for name in EXAMPLE)
+            held = self._held.setdefault(unit, set())
+            held.update(record["setting"] for record in records)
+            if held >= self.charter["settings"].keys():
+                self.done.add(unit)
 
     def share(self, pending: Sequence[T]) -> list[T]:
         """``pending`` in the order in which this process should take it.
@@ -129,7 +142,7 @@ class RunFolder:
         with _explained(self.path):
             self._writer.prompts.append(prompts)
             self._writer.records.append({**record, "charter": mark} for record in unit)
-        self.done.add(tuple(unit[0][name] for name in EXAMPLE))
+        self._learn([unit])
 
     def close(self) -> None:
         """Release this process's files."""
@@ -175,7 +188,7 @@ class RunFolder:
                 path = self.path / f"records-{number}.jsonl"
                 records = AppendFile(path)
                 reader = self._readers[path] = UnitReader(path, _expected(self.charter, self.plan))
-                self.done |= {tuple(unit[0][name] for name in EXAMPLE) for unit in reader.read()}
+                self._learn(reader.read())
                 records.cut(reader.offset)
                 return _Writer(number, lock, records, PromptsFile(self.path / f"prompts-{number}.jsonl"))
             except BaseException:
@@ -230,6 +243,8 @@ def read_run(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
     frame = pd.DataFrame.from_records(records)
     # Two processes may have answered the same example; the first file wins.
     frame = frame.drop_duplicates([*UNIT, "setting"], ignore_index=True)
+    if charter.get("amendments"):
+        frame = _under_all_settings(frame, charter, path)
     planned, held = charter["examples"]["count"], len(frame.drop_duplicates(EXAMPLE))
     if held > planned:
         raise UsageError(
@@ -242,12 +257,29 @@ def read_run(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
 def _expected(charter: Mapping[str, Any], plan: Mapping[Unit, str] | None = None) -> Expected:
     tasks, seeds = charter.get("tasks"), charter.get("seeds")
     return Expected(
-        settings=tuple(charter["settings"]),
-        mark=charter_mark(charter),
+        settings=settings_by_mark(charter),
         tasks=None if tasks is None else frozenset(tasks),
         seeds=None if seeds is None else frozenset(seeds),
         prompts=plan,
     )
+
+
+def _under_all_settings(frame: pd.DataFrame, charter: Mapping[str, Any], path: Path) -> pd.DataFrame:
+    """The examples that were recorded under every setting; those of an extension that is not finished lack some."""
+    held = frame.groupby(EXAMPLE)["setting"].transform("nunique")
+    whole = frame[held == len(charter["settings"])].reset_index(drop=True)
+    if whole.empty:
+        raise MissingError(
+            f"{path} was extended and holds no example under all settings yet; run the sweep again to continue it"
+        )
+    return whole
+
+
+def _count(path: Path, charter: Mapping[str, Any]) -> int:
+    """Examples that the run of ``charter`` holds."""
+    folder = RunFolder(path, dict(charter))
+    folder.refresh()
+    return len(folder.done)
 
 
 def _only_scratch(entries: Iterable[Path]) -> bool:

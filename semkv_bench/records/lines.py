@@ -14,7 +14,15 @@ from semkv_bench.records.schema import EXAMPLE, PLACE, Unit
 
 __all__ = ["AppendFile", "Expected", "UnitReader"]
 
-_TYPES = {"task": str, "example_id": str, "seed": int, "setting": str, "turn": int, "turns": int}
+_TYPES = {
+    "task": str,
+    "example_id": str,
+    "seed": int,
+    "setting": str,
+    "turn": int,
+    "turns": int,
+    "of_unit": int,
+}
 _OTHER_RUN = "take the file, or those lines, out of the folder and run the sweep again"
 
 
@@ -58,14 +66,14 @@ class AppendFile:
 
 @dataclass(frozen=True)
 class Expected:
-    """What the records of a run must look like: its settings in their order, its charter's mark, its plan.
+    """What the records of a run must look like.
 
-    prompts: prompt hash of every planned example; None where the plan is not at hand, then ``tasks`` and ``seeds``
-    are all that is known of it.
+    settings: those of the charter in force in their order, by its mark, and behind it those of the charters that it
+    amends. prompts: prompt hash of every planned example; None where the plan is not at hand, then ``tasks`` and
+    ``seeds`` are all that is known of it.
     """
 
-    settings: tuple[str, ...]
-    mark: str
+    settings: Mapping[str, tuple[str, ...]]
     tasks: frozenset[str] | None = None
     seeds: frozenset[int] | None = None
     prompts: Mapping[Unit, str] | None = None
@@ -74,10 +82,10 @@ class Expected:
         """What says that ``record`` is of another run; None for a record of this one."""
         task, example_id, seed = unit
         named = f"example {example_id} of task {task}"
-        if record.get("charter") != self.mark:
+        if record.get("charter") not in self.settings:
             return (
                 f"{named} was recorded by a run of another protocol ({record.get('charter') or 'none is named'}, "
-                f"this run's is {self.mark})"
+                f"this run's is {next(iter(self.settings))})"
             )
         if self.tasks is not None and task not in self.tasks:
             return f"the run has no task {task}"
@@ -91,8 +99,9 @@ class Expected:
 
     def rank(self, record: Mapping[str, Any]) -> int | None:
         """Place of a record among those of its example; None for a setting that the run does not have."""
+        settings = self.settings[record["charter"]]
         try:
-            return record.get("turn", 0) * len(self.settings) + self.settings.index(record["setting"])
+            return record.get("turn", 0) * len(settings) + settings.index(record["setting"])
         except ValueError:
             return None
 
@@ -160,7 +169,7 @@ class _Unit:
         """This unit with ``record``, or a new one that begins with it where it cannot be the next."""
         if self.records:
             last = self.records[-1]
-            same = all(last[name] == record[name] for name in EXAMPLE)
+            same = all(last.get(name) == record.get(name) for name in (*EXAMPLE, "charter", "of_unit"))
             if not same or self.expected.rank(record) <= self.expected.rank(last):
                 return _Unit(self.expected, [record])
         self.records.append(record)
@@ -168,8 +177,11 @@ class _Unit:
 
     @property
     def complete(self) -> bool:
-        """Is there one record for every setting and turn?"""
-        planned = len(self.expected.settings) * self.records[0].get("turns", 1)
+        """Is there one record for every setting and turn, or of settings that were added, as many as it says?"""
+        first, turns = self.records[0], self.records[0].get("turns", 1)
+        if "of_unit" in first:
+            return len(self.records) == first["of_unit"] * turns
+        planned = len(self.expected.settings[first["charter"]]) * turns
         return len(self.records) == planned == self.expected.rank(self.records[-1]) + 1
 
 

@@ -21,7 +21,7 @@ from semkv_bench.records.schema import EXAMPLE
 from semkv_bench.report.standing import Standing, last_look
 from semkv_bench.stats import StatsOptions, analyze
 from semkv_bench.stats.options import stats_options
-from semkv_bench.stats.result import Batching, CacheSize, Layers, Measured, Report
+from semkv_bench.stats.result import Batching, CacheSize, Extension, Layers, Measured, Report
 from semkv_bench.sweep.measured import read_measured
 
 __all__ = [
@@ -53,6 +53,7 @@ class _Source:
     standing: Standing | None = None
     split: str = ""
     measured: Measured | None = None
+    extensions: tuple[Extension, ...] = ()
 
 
 def reported(config: DictConfig, changed: Collection[str], console: Console) -> tuple[Report, Path]:
@@ -108,7 +109,7 @@ def _analysed(source: _Source) -> Report:
         source.frame,
         source.options,
         chance=source.chance,
-        preregistered=source.preregistered,
+        preregistered=source.preregistered and not any(e.recorded for e in source.extensions),
         split=source.split,
         look=standing and standing.look,
     )
@@ -117,6 +118,7 @@ def _analysed(source: _Source) -> Report:
         planned_examples=source.planned,
         batching=_batching_noise(source.frame) if source.own else None,
         measured=source.measured,
+        extensions=source.extensions,
         sequential=standing.described(result.sequential) if standing else None,
     )
 
@@ -204,6 +206,17 @@ def _of_run(path: Path, given: dict[str, Any]) -> _Source:
         standing=standing,
         split=charter["hash"],
         measured=read_measured(path, charter["hash"]),
+        extensions=tuple(_extension(amendment) for amendment in charter.get("amendments", [])),
+    )
+
+
+def _extension(amendment: Mapping[str, Any]) -> Extension:
+    return Extension(
+        time=amendment["time"],
+        examples=tuple(amendment["examples"]),
+        settings=tuple(amendment["settings"]),
+        recorded=amendment["recorded"],
+        reported=amendment["reported"],
     )
 
 

@@ -29,6 +29,7 @@ from semkv_bench.report.formatting import (
     signed,
     signed_interval,
 )
+from semkv_bench.report.verdict import extended_words
 from semkv_bench.stats.further import RunawayDetector
 from semkv_bench.stats.result import Cliff, Report
 
@@ -83,7 +84,13 @@ def cards(report: Report) -> list[Card]:
         evidence += f", up to {turns} turns each"
     what = "Paired examples" if sample_noun(report) == "example" else "Paired answers"
     made.append(Card(what, count(report.n_examples), evidence))
-    when = "fixed before the run" if report.preregistered else "not known to be fixed before the run"
+    when = (
+        "fixed before the run"
+        if report.preregistered
+        else "fixed before the run, which was extended later"
+        if report.extensions
+        else "not known to be fixed before the run"
+    )
     made.append(Card("Margin", f"{report.margin:g}", f"{when}; alpha {report.alpha:g}"))
     return made
 
@@ -243,6 +250,8 @@ def reading_notes(report: Report) -> list[tuple[str, str]]:
     when = (
         "It was fixed before the first record was made."
         if report.preregistered
+        else f"It was fixed before the first record, but {extended_words(report)}: the verdicts are exploratory."
+        if report.extensions
         else "It is not known to have been fixed before the records were made: the verdicts are exploratory."
     )
     return [

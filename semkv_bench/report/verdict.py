@@ -32,6 +32,7 @@ from semkv_bench.stats.result import Cliff, OperatingPoint, Report, SettingResul
 __all__ = [
     "cliff_words",
     "confirmation_words",
+    "extended_words",
     "headline",
     "limits",
     "operating_point_words",
@@ -77,6 +78,8 @@ def limits(report: Report) -> str:
     margin = f"the margin of {report.margin:g}"
     if report.preregistered:
         margin += " was fixed before the first record"
+    elif report.extensions:
+        margin += f" was fixed before the first record, but {extended_words(report)}, so its verdicts are exploratory"
     else:
         margin += (
             " is not known to have been fixed before the records were made, so its verdicts are exploratory"
@@ -85,6 +88,20 @@ def limits(report: Report) -> str:
     if _unconfirmed(report.operating_point):
         clauses.insert(1, "the operating point is not confirmed on examples of its own")
     return f"{'; '.join(clauses)}."
+
+
+def extended_words(report: Report) -> str:
+    """When the run was extended, by what, and what was known then."""
+    words = []
+    for extension in report.extensions:
+        first, last = extension.examples
+        added = [f"from {count(first)} to {plural(last, 'example')}"] if first != last else []
+        added += [f"by {join([clean(name) for name in extension.settings])}"] if extension.settings else []
+        known_then = f"{count(extension.recorded)} were known" + (
+            " and analysed" if extension.reported else ""
+        )
+        words.append(f"on {extension.time[:10]} {' and '.join(added)}, when {known_then}")
+    return f"the run was extended {'; '.join(words)}"
 
 
 def subject(report: Report) -> str:

@@ -33,6 +33,7 @@ __all__ = [
     "Cliff",
     "CliffInterval",
     "Confirmation",
+    "Extension",
     "Fall",
     "Layers",
     "Measured",
@@ -264,6 +265,20 @@ class Sequential:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Extension:
+    """What was added to a run after it was planned: ``examples`` before and after, and ``settings``.
+
+    ``recorded`` examples were known then, and ``reported`` says whether they had been analysed.
+    """
+
+    time: str
+    examples: tuple[int, ...]
+    settings: tuple[str, ...] = ()
+    recorded: int
+    reported: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class NoiseFloor:
     """The reference against its own repeat."""
 
@@ -337,6 +352,7 @@ class Report:
     planned_examples: int | None = None
     layers: Layers | None = None
     preregistered: bool
+    extensions: tuple[Extension, ...] = ()
     assay: Assay | None = None
     settings: tuple[SettingResult, ...]
     tasks: dict[str, dict[str, TaskResult]]

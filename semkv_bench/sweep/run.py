@@ -84,7 +84,7 @@ def run_sweep(
             tracked = in_order(plan.stages, folder, pending)
             if session.together == 1:
                 tracked = track(tracked, len(pending))
-            for example, records in _recorded(plan, session, _not_done(tracked, folder)):
+            for example, records in _recorded(plan, session, folder, _not_done(tracked, folder)):
                 folder.append(records, _asked(plan, example))
                 ran, unread = ran + 1, unread + sum(map(_is_unread, records))
             notes = session.notes()
@@ -117,23 +117,42 @@ def _not_done(examples: Iterable[Example], folder: RunFolder) -> Iterator[Exampl
 
 
 def _recorded(
-    plan: Plan, session: Session, examples: Iterator[Example]
+    plan: Plan, session: Session, folder: RunFolder, examples: Iterator[Example]
 ) -> Iterator[tuple[Example, list[dict[str, Any]]]]:
     """One example after another with its records, as many asked together as the engine wants."""
     noisy, before, records = _noise_sample(plan), None, []
     while batch := list(itertools.islice(examples, session.together)):
-        alike = [
-            _same_answers(plan, one, other) for one, other in zip(batch, [before, *batch[:-1]], strict=True)
-        ]
-        asked = [example for example, copied in zip(batch, alike, strict=True) if not copied]
-        alone = [example.unit in noisy for example in asked]
-        answers = session.answers(asked, plan.settings, plan.protocol, alone)
-        for before, copied in zip(batch, alike, strict=True):
-            if copied:
-                records = [{**record, "seed": before.seed} for record in records]
-            else:
-                records = _records(plan, session, before, next(answers))
-            yield before, records
+        for missing, group in itertools.groupby(batch, key=lambda example: folder.missing(example.unit)):
+            asked = list(group)
+            if len(missing) < len(plan.settings):
+                yield from _added(plan, session, asked, missing)
+                continue
+            alike = [
+                _same_answers(plan, one, other)
+                for one, other in zip(asked, [before, *asked[:-1]], strict=True)
+            ]
+            new = [example for example, copied in zip(asked, alike, strict=True) if not copied]
+            alone = [example.unit in noisy for example in new]
+            answers = session.answers(new, plan.settings, plan.protocol, alone)
+            for before, copied in zip(asked, alike, strict=True):
+                if copied:
+                    records = [{**record, "seed": before.seed} for record in records]
+                else:
+                    records = _records(plan, session, before, next(answers))
+                yield before, records
+
+
+def _added(
+    plan: Plan, session: Session, examples: Sequence[Example], missing: Sequence[str]
+) -> Iterator[tuple[Example, list[dict[str, Any]]]]:
+    """Records of settings that were added to examples which have the others; ``full`` leads and is not kept again."""
+    settings = [
+        setting for setting in plan.settings if setting.name in missing or setting == plan.settings[0]
+    ]
+    answers = session.answers(examples, settings, plan.protocol, [False] * len(examples))
+    for example, answer in zip(examples, answers, strict=True):
+        records = _records(plan, session, example, answer)
+        yield example, [{**r, "of_unit": len(missing)} for r in records if r["setting"] in missing]
 
 
 def _is_unread(record: Mapping[str, Any]) -> bool:

@@ -1,0 +1,163 @@
+"""A run takes more examples, seeds or settings by the same command; what is there is not run again, and it is said."""
+
+import json
+
+import pytest
+import yaml
+
+from semkv_bench.cli import main
+from semkv_bench.errors import UsageError
+from semkv_bench.records.folder import read_run
+from semkv_bench.report.command import analysed_run
+
+PLAIN = (
+    "model=custom",
+    "task=synthetic",
+    "subset=[niah_noise]",
+    "task.length=150",
+    "engine.noise_examples=0",
+    "stats.resamples=200",
+    "seeds=[0]",
+)
+
+
+@pytest.fixture
+def run(tmp_path, local_folder, capsys):
+    out = tmp_path / "run"
+
+    def sweep(*given, code=0):
+        assert main(["sweep", *PLAIN, f"model.path={local_folder}", f"out={out}", *given]) == code
+        return capsys.readouterr()
+
+    sweep.out = out
+    return sweep
+
+
+def _records(out):
+    files = sorted(out.glob("records-*.jsonl"))
+    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+
+def _lines(out):
+    return [line for file in sorted(out.glob("records-*.jsonl")) for line in file.read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "added"),
+    [
+        (("per_task=2",), ("per_task=4",), 2),
+        (("per_task=2",), ("per_task=2", "seeds=[0,3]"), 2),
+        (("per_task=2",), ("per_task=3", "seeds=[3,0]"), 4),
+    ],
+)
+def test_more_examples_leave_what_is_there(run, first, then, added):
+    run("grid.levels=[16,4]", *first)
+    before = _lines(run.out)
+    run("grid.levels=[16,4]", *then)
+    after = _lines(run.out)
+    assert after[: len(before)] == before and len(after) == len(before) + 3 * added
+    (amendment,) = yaml.safe_load((run.out / "protocol.yaml").read_text())["amendments"]
+    assert amendment["examples"] == [2, 2 + added] and amendment["recorded"] == 2
+    assert not amendment["reported"]
+    frame, charter = read_run(run.out)
+    assert len(frame) == 3 * charter["examples"]["count"] == 3 * (2 + added)
+
+
+def test_more_grid_points_run_alone(run):
+    run("grid.levels=[16,4]", "per_task=2")
+    before = _lines(run.out)
+    run("grid.levels=[16,8,4,3]", "per_task=2")
+    new = _records(run.out)[len(before) :]
+    assert _lines(run.out)[: len(before)] == before
+    assert [record["setting"] for record in new] == ["affine-L8", "affine-L3"] * 2
+    frame, _ = read_run(run.out)
+    assert frame.groupby("example_id")["setting"].nunique().tolist() == [5, 5]
+
+
+def test_added_settings_answer_as_in_one_run(run, tmp_path):
+    run("grid.levels=[16,4]", "per_task=2")
+    run("grid.levels=[16,8,4,3]", "per_task=2")
+    run("grid.levels=[16,8,4,3]", "per_task=2", f"out={tmp_path / 'whole'}")
+    key = ["example_id", "setting"]
+    told = ["prediction", "score", "cache_bits", "prompt_hash"]
+    apart, whole = (
+        read_run(path)[0].sort_values(key).set_index(key) for path in (run.out, tmp_path / "whole")
+    )
+    assert apart[told].to_dict() == whole[told].to_dict()
+    assert apart["kl"].to_numpy() == pytest.approx(whole["kl"].to_numpy(), abs=1e-4)
+
+
+def test_both_and_twice(run):
+    run("grid.levels=[16]", "per_task=1")
+    run("grid.levels=[16,4]", "per_task=2")
+    run("grid.levels=[16,4,3]", "per_task=3")
+    frame, charter = read_run(run.out)
+    assert [a["examples"] for a in charter["amendments"]] == [[1, 2], [2, 3]]
+    assert [a["settings"] for a in charter["amendments"]] == [["affine-L4"], ["affine-L3"]]
+    assert frame.groupby("example_id")["setting"].nunique().tolist() == [4, 4, 4]
+    assert len(_records(run.out)) == 12
+    assert "nothing left to run" in run("grid.levels=[16,4,3]", "per_task=3").out
+
+
+def test_an_extension_that_is_cut_short_goes_on(run):
+    run("grid.levels=[16]", "per_task=2")
+    run("grid.levels=[16,4,3]", "per_task=2")
+    file = run.out / "records-0.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[:-1]) + lines[-1][:20])
+    frame, _ = read_run(run.out)
+    assert frame["example_id"].nunique() == 1 and frame["setting"].nunique() == 4
+    assert "ran 1 examples" in run("grid.levels=[16,4,3]", "per_task=2").out
+    assert read_run(run.out)[0].groupby("example_id")["setting"].nunique().tolist() == [4, 4]
+
+
+def test_the_report_says_so_and_is_exploratory(run, capsys, without_figures):
+    run("grid.levels=[16,4]", "per_task=2")
+    assert analysed_run(run.out, {}).preregistered
+    assert main(["cliff-report", f"run={run.out}"]) == 0
+    run("grid.levels=[16,8,4]", "per_task=3")
+    report = analysed_run(run.out, {})
+    assert not report.preregistered and report.extensions[0].reported
+    assert main(["cliff-report", f"run={run.out}"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert (
+        "extended on" in said
+        and "from 2 to 3 examples and by affine-L8, when 2 were known and analysed" in said
+    )
+    written = json.loads((run.out / "report.json").read_text())
+    assert written["extensions"][0]["examples"] == [2, 3]
+
+
+def test_what_was_extended_before_anything_was_known_stands(run):
+    run("grid.levels=[16,4]", "per_task=2")
+    for file in run.out.glob("records-*.jsonl"):
+        file.write_text("")
+    run("grid.levels=[16,4]", "per_task=3")
+    report = analysed_run(run.out, {})
+    assert report.extensions[0].recorded == 0 and report.preregistered
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("per_task=1",),
+        ("per_task=3", "stats.margin=0.2"),
+        ("per_task=3", "task.length=160"),
+        ("per_task=3", "grid.levels=[4]"),
+        ("per_task=3", "seeds=[1]"),
+        ("per_task=3", "quantizer.group_size=8"),
+        ("per_task=3", "stats.looks=[2,3]"),
+    ],
+)
+def test_what_contradicts_the_protocol_is_refused(run, given):
+    run("grid.levels=[16,4]", "per_task=2")
+    before = {path.name: path.read_bytes() for path in run.out.iterdir() if path.suffix != ".lock"}
+    said = run("grid.levels=[16,4]", *given, code=UsageError.exit_code).err
+    assert "another protocol" in said and said.strip().count("\n") == 0
+    assert {path.name: path.read_bytes() for path in run.out.iterdir() if path.suffix != ".lock"} == before
+
+
+def test_a_sequential_run_keeps_its_size(run):
+    run("grid.levels=[16,4]", "per_task=20", "stats.looks=[10]")
+    said = run("grid.levels=[16,4]", "per_task=30", "stats.looks=[10]", code=UsageError.exit_code).err
+    assert "another protocol" in said
