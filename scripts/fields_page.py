@@ -31,6 +31,7 @@ RECORD = {
     "answers_hash": "of the expected answers",
     "truncated": "was the prompt cut to `max_prompt_tokens`?",
     "depths": "where in the prompt the needles stand, 0 to 1",
+    "length": "of a task with several lengths: tokens that the prompt was made for",
     "prompt_tokens": "tokens that the cache held before the answer",
     "look": "of a sequential run: the stage the example belongs to",
     "code_bits": "log2 of the levels, per value",
@@ -38,6 +39,7 @@ RECORD = {
     "effective_bits": "packed bits and metadata of a coded value",
     "cache_bits, key_cache_bits, value_cache_bits": "bits per value of the whole cache at the end of the answer: "
     "what is coded, what is kept in 16 bits, what is still open, nothing for what is deleted",
+    "read_bits": "bits per value that a decode step reads on average, of settings that read only some blocks",
     "cache_bytes": "the same in bytes",
     "token_layers": "tokens times layers by state: `coded`, `kept`, `open`, `deleted`; keys and values are a half each",
     "coded_share": "share of the token-layers that are coded",

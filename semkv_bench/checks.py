@@ -1,12 +1,12 @@
 """Single values of a configuration: whole numbers, numbers, choices; a UsageError says the key and what it takes."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from semkv_bench.errors import UsageError
 
-__all__ = ["choice", "is_number", "is_whole", "number", "whole"]
+__all__ = ["choice", "is_number", "is_whole", "number", "whole", "wholes"]
 
 
 def is_whole(value: Any) -> bool:
@@ -26,6 +26,17 @@ def whole(key: str, value: Any, least: int, most: int | None = None, *, or_null:
     if not is_whole(value) or value < least or (most is not None and value > most):
         span = f"of at least {least}" if most is None else f"from {least} to {most}"
         raise UsageError(f"{key}={value} must be a whole number {span}{', or null' if or_null else ''}")
+
+
+def wholes(key: str, value: Any, least: int) -> tuple[int, ...]:
+    """``value``, a whole number of at least ``least`` or a list of different ones, as a tuple; else UsageError."""
+    listed = isinstance(value, Sequence) and not isinstance(value, str)
+    found = tuple(value) if listed else (value,)
+    if not found or len(set(map(str, found))) < len(found):
+        raise UsageError(f"{key}={value} must be a whole number, or a list of different ones")
+    for each in found:
+        whole(key, each, least)
+    return found
 
 
 def number(key: str, value: Any, low: float, high: float, *, ends: bool = True) -> None:

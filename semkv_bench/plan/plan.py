@@ -139,8 +139,8 @@ def make_plan(
 
 
 def _check_numbers(config: DictConfig, task: Task, model: str, shape: ModelShape) -> None:
-    length = getattr(task, "length", None)
-    if length is not None and shape.max_positions is not None and length > shape.max_positions:
+    length = max(getattr(task, "lengths", None) or [getattr(task, "length", None) or 0])
+    if length and shape.max_positions is not None and length > shape.max_positions:
         raise UsageError(f"task.length={length} is beyond the {shape.max_positions} positions of {model}")
     if any(not -(2**63) <= seed < 2**63 for seed in config.seeds):
         raise UsageError(f"seeds={list(config.seeds)} must be whole numbers of at most 64 bits")

@@ -10,6 +10,7 @@ from semkv_bench.report.examples import Example
 from semkv_bench.report.formatting import (
     DASH,
     clean,
+    cliff_text,
     fixed,
     interval,
     join,
@@ -23,7 +24,7 @@ from semkv_bench.report.formatting import (
 from semkv_bench.report.methods import method_parts
 from semkv_bench.report.tables import Column, Table, table_of, with_interval
 from semkv_bench.stats.further import Ranking, Turn, TurnDrift
-from semkv_bench.stats.result import Report
+from semkv_bench.stats.result import LengthResult, Report
 
 __all__ = ["Section", "sections"]
 
@@ -67,6 +68,7 @@ def sections(report: Report) -> list[Section]:
         _rankings(report),
         _deletion(report),
         _depths(report),
+        _lengths(report),
         _turns(report),
     )
     return [section for section in made if section is not None]
@@ -344,6 +346,93 @@ def _depths(report: Report) -> Section | None:
 
 def _at_depth(found: Any) -> str:
     return DASH if found is None else with_interval(fixed(found.score), signed_interval(found.diff_ci))
+
+
+_BY_LENGTH = (
+    Column("tokens", lambda row: f"{row.length:,}", keep=True),
+    Column("clusters", lambda row: str(row.n_clusters)),
+    Column(
+        "cliff, code bits",
+        lambda row: cliff_text(row.cliff.status, row.cliff.lower_bits, row.cliff.upper_bits),
+        numeric=False,
+        short="cliff",
+        keep=True,
+    ),
+    Column(
+        "operating point",
+        lambda row: clean(row.operating_point) if row.operating_point else "none shown",
+        numeric=False,
+        keep=True,
+    ),
+    Column("its whole cache, bits", lambda row: fixed(row.cache_bits), optional=True, short="cache bits"),
+)
+
+
+def _lengths(report: Report) -> Section | None:
+    if not report.lengths:
+        return None
+    trends = {trend.setting: trend for trend in report.length_trend}
+    rows = [row for row in report.settings if any(row.setting in each.settings for each in report.lengths)]
+    steeper = [t for t in report.length_trend if t.p is not None and t.p < report.alpha and t.slope < 0]
+    finding = (
+        f"{_some(steeper)} {'loses' if len(steeper) == 1 else 'lose'} more as prompts grow."
+        if steeper
+        else "No setting is shown to lose more as prompts grow."
+    )
+
+    def at(found: LengthResult) -> Column:
+        return Column(
+            f"{found.length:,} tokens",
+            lambda row: _of_length(found.settings.get(row.setting), row.setting == report.reference),
+            keep=True,
+        )
+
+    return Section(
+        "lengths",
+        "By length of the prompt",
+        finding,
+        note="Cliff and operating point of every length are those of its examples alone, as a run of that length would "
+        "report them: no alpha is shared between lengths. The trend is the change of the difference from full "
+        "precision with every doubling of the length, by least squares with a level for each task; p-values are "
+        "Holm-adjusted over the settings. Full precision's own scores stand in its row.",
+        tables=(
+            ("Cliff and operating point", table_of(report.lengths, _BY_LENGTH)),
+            (
+                "Difference from full precision",
+                table_of(
+                    rows,
+                    (
+                        _NAME,
+                        *map(at, report.lengths),
+                        Column(
+                            "per doubling [interval]",
+                            lambda row: _trend(trends.get(row.setting)),
+                            short="per doubling",
+                        ),
+                        Column(
+                            "p of the trend",
+                            lambda row: p_value(trends[row.setting].p) if row.setting in trends else DASH,
+                            short="p",
+                        ),
+                    ),
+                ),
+            ),
+        ),
+    )
+
+
+def _of_length(found: Any, reference: bool) -> str:
+    if found is None:
+        return DASH
+    return (
+        fixed(found.score) if reference else with_interval(signed(found.diff), signed_interval(found.diff_ci))
+    )
+
+
+def _trend(trend: Any) -> str:
+    if trend is None or trend.slope is None:
+        return DASH
+    return with_interval(signed(trend.slope), signed_interval(trend.slope_ci))
 
 
 _LEFT = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -26,6 +27,7 @@ from semkv_bench.stats.equivalence import (
 )
 from semkv_bench.stats.further import NO_ENDS, Ends
 from semkv_bench.stats.guarded import guarded_interval, moments, score_interval, task_weights
+from semkv_bench.stats.lengths import by_length, length_trend
 from semkv_bench.stats.methods import compared_methods
 from semkv_bench.stats.operating_point import candidates, choose, confirm, interval_of_choice
 from semkv_bench.stats.options import StatsOptions
@@ -114,6 +116,16 @@ def analyze(
         warnings=_warnings(whole),
         texts=text_results(whole, options),
         depths=_depths(records, options, look),
+        lengths=by_length(
+            judged,
+            options,
+            chance or {},
+            guess,
+            _main_quantizer(paired),
+            partial(_one_task, options=options),
+            look,
+        ),
+        length_trend=length_trend(judged, paired, options, look),
         methods=compared_methods(paired, settings, options, look),
         **comparisons(judged, paired, options, look) | {"n_units_recorded": recorded_units(records)},
     )

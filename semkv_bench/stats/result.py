@@ -36,6 +36,8 @@ __all__ = [
     "Extension",
     "Fall",
     "Layers",
+    "LengthResult",
+    "LengthTrend",
     "Measured",
     "NoiseFloor",
     "OperatingPoint",
@@ -324,6 +326,31 @@ class Measured:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LengthResult:
+    """What the examples of one length say by themselves: no alpha is shared with the other lengths.
+
+    ``operating_point`` is the name of the cheapest setting that holds there, ``cache_bits`` its price.
+    """
+
+    length: int
+    n_clusters: int
+    cliff: Cliff
+    operating_point: str | None
+    cache_bits: float | None
+    settings: dict[str, TaskResult]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthTrend:
+    """Change of a setting's difference from the reference with every doubling of the length."""
+
+    setting: str
+    slope: float | None
+    slope_ci: Ends
+    p: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Report:
     """Everything that is said of one set of records.
 
@@ -370,6 +397,8 @@ class Report:
     rankings: tuple[Ranking, ...] = ()
     deletion: tuple[Deletion, ...] = ()
     depths: dict[str, dict[str, TaskResult]] | None = None
+    lengths: tuple[LengthResult, ...] = ()
+    length_trend: tuple[LengthTrend, ...] = ()
     turns: tuple[Turn, ...] = ()
     turn_drift: tuple[TurnDrift, ...] = ()
     runaway_detector: RunawayDetector | None = None

@@ -2,13 +2,14 @@
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 
 from semkv_bench.errors import UsageError
 from semkv_bench.tasks.encoding import Encoded
 from semkv_bench.tasks.haystack import insert_at
 
-__all__ = ["MAX_KEYS", "bury", "draw_depths", "draw_keys", "draw_values", "filled"]
+__all__ = ["MAX_KEYS", "Length", "bury", "draw_depths", "draw_keys", "draw_values", "filled", "lengths_of"]
 
 _GOLDEN_RATIO = 0.6180339887498949
 
@@ -20,6 +21,32 @@ _OBJECTS = (
     "telescope", "pyramid", "falcon", "locomotive", "diamond", "volcano",
 )  # fmt: skip
 MAX_KEYS = min(len(_COLOURS), len(_OBJECTS))
+
+
+@dataclass(frozen=True)
+class Length:
+    """A length of prompts: tokens asked for, the limit that holds, and what names it where there are several."""
+
+    length: int
+    limit: int
+    mark: str
+
+
+def lengths_of(lengths: Sequence[int], max_prompt_tokens: int | None) -> list[Length]:
+    """The ``lengths`` of a task, none above ``max_prompt_tokens``.
+
+    Raises UsageError where the cap makes two of several lengths one.
+    """
+    limits = [length if max_prompt_tokens is None else min(length, max_prompt_tokens) for length in lengths]
+    if len(set(limits)) < len(limits):
+        raise UsageError(
+            f"max_prompt_tokens={max_prompt_tokens} makes lengths of task.length={list(lengths)} one"
+        )
+    several = len(lengths) > 1
+    return [
+        Length(length, limit, f"-n{length}" if several else "")
+        for length, limit in zip(lengths, limits, strict=True)
+    ]
 
 
 def draw_keys(rng: random.Random, n: int) -> list[str]:

@@ -14,11 +14,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from semkv_bench.checks import whole
+from semkv_bench.checks import wholes
 from semkv_bench.tasks.base import Example, Task, check_draw, choose_names, text_hash
 from semkv_bench.tasks.encoding import Encoded, encode_prompt, encode_target
 from semkv_bench.tasks.haystack import FILLERS, insert_at
-from semkv_bench.tasks.needles import draw_depths, filled
+from semkv_bench.tasks.needles import Length, draw_depths, filled, lengths_of
 from semkv_bench.tasks.ruler_questions import HOTPOTQA, SQUAD, Question, open_questions
 from semkv_bench.tasks.words import WORDS
 
@@ -83,13 +83,13 @@ class Ruler(Task):
     """RULER's tasks; the same (seed, index) is the same example anywhere.
 
     subset: task names, ``generated`` (the eleven that need no data), ``all``, or a list of them; null: ``generated``.
-    length: tokens of the whole prompt, filled to just under it. squad, hotpotqa: files of ``qa_1`` and ``qa_2``
-    (``dev-v2.0.json``, ``hotpot_dev_distractor_v1.json``); null takes them from the hub. chat: ask in the model's
-    chat template.
+    length: tokens of the whole prompt, filled to just under it; a list: ``per_task`` examples of each. squad,
+    hotpotqa: files of ``qa_1`` and ``qa_2`` (``dev-v2.0.json``, ``hotpot_dev_distractor_v1.json``); null takes them
+    from the hub. chat: ask in the model's chat template.
     """
 
     subset: str | Sequence[str] | None = None
-    length: int = 4096
+    length: int | Sequence[int] = 4096
     squad: str | None = None
     hotpotqa: str | None = None
     chat: bool = True
@@ -99,7 +99,12 @@ class Ruler(Task):
 
     def __post_init__(self) -> None:
         _ = self.names
-        whole("task.length", self.length, 1)
+        _ = self.lengths
+
+    @cached_property
+    def lengths(self) -> tuple[int, ...]:
+        """Lengths of prompts, in tokens."""
+        return wholes("task.length", self.length, 1)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -127,7 +132,6 @@ class Ruler(Task):
             MissingError: the questions of ``qa_1`` or ``qa_2`` cannot be had.
         """
         check_draw(seeds, per_task, max_prompt_tokens, max_new_tokens)
-        limit = self.length if max_prompt_tokens is None else min(self.length, max_prompt_tokens)
         paths = {"qa_1": self.squad, "qa_2": self.hotpotqa}
         pools = {
             name: open_questions(
@@ -137,8 +141,9 @@ class Ruler(Task):
             if name in QUESTIONS
         }
         return [
-            self._example(tokenizer, name, seed, index, limit, max_new_tokens, pools.get(name, ()))
+            self._example(tokenizer, name, seed, index, at, max_new_tokens, pools.get(name, ()))
             for name in self.names
+            for at in lengths_of(self.lengths, max_prompt_tokens)
             for seed in seeds
             for index in range(per_task or DEFAULT_PER_TASK)
         ]
@@ -149,23 +154,23 @@ class Ruler(Task):
         name: str,
         seed: int,
         index: int,
-        limit: int,
+        at: Length,
         max_new_tokens: int | None,
         pool: Sequence[Question],
     ) -> Example:
-        rng = random.Random(f"ruler/{name}/{seed}/{index}")
-        depths = draw_depths(f"ruler/{name}", seed, index, _count(name))
+        rng = random.Random(f"ruler/{name}{at.mark}/{seed}/{index}")
+        depths = draw_depths(f"ruler/{name}{at.mark}", seed, index, _count(name))
         made = _questions(rng, pool, depths) if name in QUESTIONS else _make(name, rng, depths)
 
         def encode(text: str) -> Encoded:
             asked = f"{text}\n\n{made.question}"
             return encode_prompt(tokenizer, asked, chat=self.chat, answer_prefix=made.answer_prefix)
 
-        prompt, text = filled(name, made.text, encode, limit, made.most)
+        prompt, text = filled(name, made.text, encode, at.limit, made.most)
         answers = made.wanted if name in QUESTIONS else (", ".join(made.wanted),)
         return Example(
             task=name,
-            example_id=f"{name}-s{seed}-{index:04d}",
+            example_id=f"{name}{at.mark}-s{seed}-{index:04d}",
             seed=seed,
             input_ids=prompt.input_ids,
             answers=answers,
@@ -174,6 +179,7 @@ class Ruler(Task):
             depths=made.depths,
             cluster=text_hash(made.document or text),
             question=made.question,
+            length=at.length if at.mark else None,
         )
 
     def score(self, example: Example, prediction: str) -> float:

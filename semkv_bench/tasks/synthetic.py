@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
-from semkv_bench.checks import whole
+from semkv_bench.checks import wholes
 from semkv_bench.tasks.base import Example, Task, check_draw, choose_names, text_hash
 from semkv_bench.tasks.encoding import Encoded, encode_prompt, encode_target
 from semkv_bench.tasks.haystack import FILLERS
-from semkv_bench.tasks.needles import bury, draw_depths, draw_keys, draw_values
+from semkv_bench.tasks.needles import Length, bury, draw_depths, draw_keys, draw_values, lengths_of
 
 __all__ = ["DEFAULT_SUBTASKS", "SUBTASKS", "Synthetic", "share_of_values"]
 
@@ -112,13 +112,13 @@ class Synthetic(Task):
     """Needles in a haystack that code writes; the same (seed, index) is the same example anywhere.
 
     ``subset``: sub-task names, ``all``, or a list of them; null for the two that a model of 135M parameters
-    solves. ``length``: tokens of the whole prompt, filled with whole sentences to just under it.
-    ``chat=false`` leaves the model's chat template out.
+    solves. ``length``: tokens of the whole prompt, filled with whole sentences to just under it; a list:
+    ``per_task`` examples of each length. ``chat=false`` leaves the model's chat template out.
     Each seed draws new keys, values, depths and filler, so every example is evidence of its own.
     """
 
     subset: str | Sequence[str] | None = None
-    length: int = 650
+    length: int | Sequence[int] = 650
     chat: bool = True
 
     name: ClassVar[str] = "synthetic"
@@ -126,7 +126,12 @@ class Synthetic(Task):
 
     def __post_init__(self) -> None:
         _ = self.names
-        whole("task.length", self.length, 1)
+        _ = self.lengths
+
+    @cached_property
+    def lengths(self) -> tuple[int, ...]:
+        """Lengths of prompts, in tokens."""
+        return wholes("task.length", self.length, 1)
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -153,10 +158,10 @@ class Synthetic(Task):
         ``per_task`` counts examples per sub-task and seed (20 if null).
         """
         check_draw(seeds, per_task, max_prompt_tokens, max_new_tokens)
-        limit = self.length if max_prompt_tokens is None else min(self.length, max_prompt_tokens)
         return [
-            _example(tokenizer, name, seed, index, limit, max_new_tokens, self.chat)
+            _example(tokenizer, name, seed, index, at, max_new_tokens, self.chat)
             for name in self.names
+            for at in lengths_of(self.lengths, max_prompt_tokens)
             for seed in seeds
             for index in range(per_task or DEFAULT_PER_TASK)
         ]
@@ -187,23 +192,23 @@ def _runs(text: str) -> list[str]:
 
 
 def _example(
-    tokenizer: Any, name: str, seed: int, index: int, limit: int, max_new_tokens: int | None, chat: bool
+    tokenizer: Any, name: str, seed: int, index: int, at: Length, max_new_tokens: int | None, chat: bool
 ) -> Example:
     subtask = SUBTASKS[name]
-    puzzle = subtask.puzzle(random.Random(f"{name}/{seed}/{index}"))
-    depths = draw_depths(name, seed, index, len(puzzle.needles))
-    filler = FILLERS[subtask.filler](random.Random(f"{name}/{seed}/{index}/filler"))
+    puzzle = subtask.puzzle(random.Random(f"{name}{at.mark}/{seed}/{index}"))
+    depths = draw_depths(f"{name}{at.mark}", seed, index, len(puzzle.needles))
+    filler = FILLERS[subtask.filler](random.Random(f"{name}{at.mark}/{seed}/{index}/filler"))
 
     def encode(text: str) -> Encoded:
         whole = f"{puzzle.intro}\n\n{text}\n\n{puzzle.question}"
         return encode_prompt(tokenizer, whole, chat=chat, answer_prefix=puzzle.answer_prefix)
 
-    prompt, haystack = bury(name, puzzle.needles, depths, filler, encode, limit)
+    prompt, haystack = bury(name, puzzle.needles, depths, filler, encode, at.limit)
     answer = ", ".join(puzzle.wanted)
     target = encode_target(tokenizer, prompt, answer, spaced=True)
     return Example(
         task=name,
-        example_id=f"{name}-s{seed}-{index:04d}",
+        example_id=f"{name}{at.mark}-s{seed}-{index:04d}",
         seed=seed,
         input_ids=prompt.input_ids,
         answers=(answer,),
@@ -212,4 +217,5 @@ def _example(
         depths=tuple(depths[i] for i in puzzle.asked),
         cluster=text_hash(haystack),
         question=puzzle.question,
+        length=at.length if at.mark else None,
     )

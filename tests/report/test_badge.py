@@ -43,7 +43,7 @@ def test_exploratory_is_said_and_is_not_green(typed):
     [
         ({"cache_bits": 4.5}, "whole cache 4.5"),
         ({"cache_bits": None, "effective_bits": 4.25}, "coded part 4.25"),
-        ({"cache_bits": None, "effective_bits": None, "code_bits": 4.0}, "4.0 code bits"),
+        ({"cache_bits": None, "effective_bits": None, "code_bits": 4.0}, "4.00 code bits"),
     ],
 )
 def test_the_price_says_of_what(typed, bits, said):

@@ -226,3 +226,25 @@ def test_shipped_configuration(pytestconfig):
     assert instantiate(root.task).names == ("niah_noise", "niah_prose")
     root.subset = None
     assert instantiate(root.task) == Synthetic()
+
+
+def test_several_lengths_are_examples_of_their_own(chatml):
+    both = Synthetic(subset="niah_noise", length=[500, 800]).examples(chatml, [0], 2)
+    assert [example.length for example in both] == [500, 500, 800, 800]
+    assert all(example.length - 60 < len(example.input_ids) <= example.length for example in both)
+    assert len({example.example_id for example in both}) == len({example.cluster for example in both}) == 4
+    assert len({example.answers for example in both}) == 4
+    alone = Synthetic(subset="niah_noise", length=800).examples(chatml, [0], 2)
+    assert [example.length for example in alone] == [None, None]
+    assert Synthetic(subset="niah_noise", length=[800]).examples(chatml, [0], 2) == alone
+
+
+@pytest.mark.parametrize("length", [[], [800, 800], [0, 800], ["800"], 1.5, True])
+def test_lengths_that_are_none_are_refused(length):
+    with pytest.raises(UsageError, match=r"task\.length="):
+        Synthetic(length=length)
+
+
+def test_a_cap_must_not_make_two_lengths_one(chatml):
+    with pytest.raises(UsageError, match="max_prompt_tokens=450"):
+        Synthetic(length=[800, 600]).examples(chatml, [0], 1, max_prompt_tokens=450)

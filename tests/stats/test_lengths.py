@@ -1,0 +1,88 @@
+"""By length: what every length says by itself, and the trend over them."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from semkv_bench.stats import StatsOptions, analyze
+
+OPTIONS = StatsOptions(margin=0.1, resamples=300)
+LENGTHS = (1000, 2000, 4000)
+
+
+def _frame(losses, n=60, lengths=LENGTHS, seed=0):
+    """Scores of 0 and 1: ``losses[setting]`` gives the share lost at every length."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for length_at, length in enumerate(lengths):
+        for index in range(n):
+            common = {
+                "task": ("a", "b")[index % 2],
+                "example_id": f"n{length}-{index}",
+                "seed": 0,
+                "length": length,
+            }
+            rows.append({**common, "setting": "full", "code_bits": 16.0, "score": 1.0})
+            for setting, (bits, shares) in losses.items():
+                score = float(rng.random() >= shares[length_at])
+                rows.append({**common, "setting": setting, "code_bits": bits, "score": score})
+    return pd.DataFrame(rows)
+
+
+GROWING = {"affine-L16": (4.0, (0, 0, 0)), "affine-L8": (3.0, (0, 0.3, 0.8)), "affine-L2": (1.0, (1, 1, 1))}
+
+
+@pytest.fixture(scope="module")
+def growing():
+    return analyze(_frame(GROWING), OPTIONS)
+
+
+def test_every_length_has_its_own_cliff_and_operating_point(growing):
+    assert [found.length for found in growing.lengths] == list(LENGTHS)
+    assert [found.operating_point for found in growing.lengths] == ["affine-L8", "affine-L16", "affine-L16"]
+    assert [(found.cliff.lower_bits, found.cliff.upper_bits) for found in growing.lengths] == [
+        (1.0, 3.0),
+        (3.0, 4.0),
+        (3.0, 4.0),
+    ]
+    assert all(found.n_clusters == 60 for found in growing.lengths)
+
+
+def test_a_length_says_what_a_run_of_it_alone_would_say(growing):
+    frame = _frame(GROWING)
+    for found in growing.lengths:
+        alone = analyze(frame[frame["length"] == found.length], OPTIONS)
+        assert found.cliff == alone.cliff
+        assert found.operating_point == (alone.operating_point and alone.operating_point.setting)
+        assert {name: row.score for name, row in found.settings.items()} == pytest.approx(
+            {row.setting: row.score for row in alone.settings}
+        )
+        assert not alone.lengths and not alone.length_trend
+
+
+def test_the_trend_is_the_slope_per_doubling(growing):
+    trend = {row.setting: row for row in growing.length_trend}
+    low, high = trend["affine-L8"].slope_ci
+    assert low < -0.4 < high and trend["affine-L8"].slope < 0 and trend["affine-L8"].p < 0.001
+    assert trend["affine-L16"].slope == 0 and trend["affine-L16"].p is None
+    assert trend["affine-L2"].slope == 0 and trend["affine-L2"].p is None
+
+
+def test_a_steady_loss_has_no_trend():
+    steady = {"affine-L16": (4.0, (0.2, 0.2, 0.2)), "affine-L2": (1.0, (0.9, 0.9, 0.9))}
+    wrong = [
+        row.p < 0.05
+        for seed in range(20)
+        for row in analyze(_frame(steady, seed=seed), OPTIONS).length_trend
+        if row.p is not None
+    ]
+    # Holm over two settings: about one run in twenty may err.
+    assert sum(wrong) <= 4
+
+
+@pytest.mark.parametrize("lengths", [None, (1000,)])
+def test_one_length_is_no_axis(lengths):
+    frame = _frame(GROWING, lengths=LENGTHS[:1])
+    frame = frame.drop(columns="length") if lengths is None else frame
+    report = analyze(frame, OPTIONS)
+    assert report.lengths == () and report.length_trend == ()
