@@ -17,6 +17,7 @@ import matplotlib
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 __all__ = [
@@ -76,7 +77,6 @@ _STYLE = {
     "legend.frameon": False,
     "figure.facecolor": PALETTE["surface"],
     "svg.fonttype": "path",
-    "savefig.facecolor": PALETTE["surface"],
 }
 _WIDTH_OF_AXES, _CHARACTER = 0.84, 0.6  # of the figure; of the size of the type
 _HOVER = "_semkv_hover"
@@ -149,14 +149,15 @@ def hover(artist: Artist, words: str) -> None:
 
 def settle(figure: Figure) -> None:
     """Lay the figure out once, for all formats it is saved in."""
-    figure.draw_without_rendering()
+    figure.get_layout_engine().execute(figure)
     figure.set_layout_engine("none")
 
 
 def svg_text(figure: Figure) -> str:
-    """The figure as a stand-alone SVG file: no date, the same bytes each time."""
+    """The settled figure as a stand-alone SVG file: no date, the same bytes each time."""
     buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata=_NO_METADATA)
+    # ``savefig`` would draw twice: once more to lay out what is laid out.
+    FigureCanvasSVG(figure).print_svg(buffer, metadata=_NO_METADATA)
     text = buffer.getvalue()
     for gid, words in figure.__dict__.get(_HOVER, {}).items():
         text = text.replace(f'<g id="{gid}">', f'<g id="{gid}">\n<title>{escape(words)}</title>', 1)
@@ -164,9 +165,10 @@ def svg_text(figure: Figure) -> str:
 
 
 def png_bytes(figure: Figure) -> bytes:
-    """The figure as a PNG of 200 dots per inch."""
+    """The settled figure as a PNG of 200 dots per inch."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=200, metadata={"Software": None})
+    figure.set_dpi(200)
+    FigureCanvasAgg(figure).print_png(buffer, metadata={"Software": None})
     return buffer.getvalue()
 
 
