@@ -1,5 +1,6 @@
 """Models that several test modules share."""
 
+import gc
 import os
 from types import SimpleNamespace
 
@@ -98,6 +99,12 @@ def local_folder(tmp_path_factory):
     LlamaForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def pytest_collection_finish() -> None:
+    """All that was imported stays: a sweep for garbage, which statsmodels asks for in each analysis, passes it over."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -85,11 +85,12 @@ def choice_file(group: str, choice: str) -> Path:
 
 def check_choices(name: str, overrides: Iterable[str]) -> None:
     """Raise UsageError for a choice that its group does not have; Hydra passes over one of an optional group."""
-    groups = choices(name)
+    groups = defaults(name)
     for override in overrides:
         group, _, choice = override.lstrip("+").partition("=")
-        if group in groups and re.fullmatch(r"[\w/.-]+", choice) and choice not in (*groups[group], "null"):
-            known = groups[group]
+        if group not in groups or choice == "null" or not re.fullmatch(r"[\w/.-]+", choice):
+            continue
+        if choice not in (known := names_of(group.partition("@")[0])):
             raise UsageError(
                 f"there is no {group.rpartition('@')[2]} {choice!r}{did_you_mean(choice, known)}; "
                 f"choose from {', '.join(known)}"

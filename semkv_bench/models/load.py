@@ -214,11 +214,15 @@ class PretrainedModel:
             return AutoModelForCausalLM.from_config(config)
 
     def tokenizer(self) -> Any:
-        """The tokenizer alone, no weights.
+        """The tokenizer alone, no weights; read once for prompts and engine.
 
         Raises:
             UsageError: it is that of a GGUF file, and transformers tokenizes otherwise than the file says.
         """
+        return self._tokenizer
+
+    @cached_property
+    def _tokenizer(self) -> Any:
         with self._explained():
             from transformers import AutoTokenizer
 

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,11 @@ def _remove_stale(out: Path, written: set[str]) -> None:
 
 def render(name: str, values: Mapping[str, Any]) -> bytes:
     """The template ``name`` filled with ``values``; HTML is escaped."""
+    return _environment().get_template(name).render(values).encode("utf-8", "replace")
+
+
+@cache
+def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("semkv_bench.report", "templates"),
         autoescape=lambda template: template is not None and ".html" in template,
@@ -91,7 +97,7 @@ def render(name: str, values: Mapping[str, Any]) -> bytes:
         keep_trailing_newline=True,
     )
     environment.filters.update(md=_markdown, number=_number, inline=_inline, breakable=_breakable, term=_term)
-    return environment.get_template(name).render(values).encode("utf-8", "replace")
+    return environment
 
 
 def _markdown(text: str) -> str:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from requested import GRID, some_request
+from thinned import of_models
 
 from semkv_bench.engine import decode as decoding
 from semkv_bench.engine.engine import Engine
@@ -23,22 +24,20 @@ def _stepwise(monkeypatch):
     )
 
 
+RULES = {"prefill": PREFILL, "both": Blocks("both", 4), "generated": Blocks("generated", 3)}
+CASES = [
+    (rule, temperature, shortest)
+    for rule in RULES
+    for temperature, shortest in ((0.0, 0), (0.7, 4), (0.0, 5), (1.0, 0))
+]
+OFTEN = [case for case in CASES if case[0] != "generated" and case[2] != 5 and case[1] != 1.0]
+
+
 @pytest.mark.parametrize(
-    "rule",
-    [PREFILL, Blocks("both", 4), pytest.param(Blocks("generated", 3), marks=pytest.mark.slow)],
-    ids=str,
+    ("tiny", "rule", "temperature", "shortest"), of_models(CASES, *OFTEN), indirect=["tiny"]
 )
-@pytest.mark.parametrize(
-    ("temperature", "changes"),
-    [
-        (0.0, {}),
-        pytest.param(0.0, {"min_new_tokens": 5}, marks=pytest.mark.slow),
-        pytest.param(1.0, {}, marks=pytest.mark.slow),
-        (0.7, {"min_new_tokens": 4}),
-    ],
-)
-def test_what_is_kept_is_what_stepwise_decoding_gives(tiny, monkeypatch, rule, temperature, changes):
-    kept = 0
+def test_what_is_kept_is_what_stepwise_decoding_gives(tiny, monkeypatch, rule, temperature, shortest):
+    kept, rule, changes = 0, RULES[rule], {"min_new_tokens": shortest}
     options = EngineOptions(temperature=temperature)
     for seed in range(2):
         free = Engine(tiny, options).converse(some_request(new=9, seed=seed, turns=2), SETTINGS, rule)[0]

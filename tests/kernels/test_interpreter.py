@@ -14,19 +14,16 @@ HERE = Path(__file__).parent
 @pytest.mark.skipif(
     torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1", reason="they run directly"
 )
-@pytest.mark.parametrize(
-    "path",
-    [
-        pytest.param(
-            path, marks=[pytest.mark.slow] if path.stem == "test_triton_packed" else [], id=path.stem
-        )
-        for path in sorted(HERE.glob("test_triton_*.py"))
-    ],
-)
-def test_in_the_interpreter(path):
-    command = [sys.executable, "-m", "pytest", "--confcutdir", HERE, "-p", "no:cacheprovider", path]
+@pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_in_the_interpreter(which):
+    files = sorted(HERE.glob("test_triton_*.py"))
+    command = [sys.executable, "-m", "pytest", "-m", which, "--confcutdir", HERE, "-p", "no:cacheprovider"]
     done = subprocess.run(
-        command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False
+        [*command, *files],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
     assert " passed" in done.stdout

@@ -30,6 +30,18 @@ SHAPES = [(1, 1, 64, 16), (2, 131, 80, 64), (3, 65, 96, 16), (2, 128, 128, 64), 
 CASES = [(shape, "two levels") for shape in SHAPES]
 CASES += [((2, 70, 20, 64), mix) for mix in MIXES if mix not in ("two levels", "all")]
 CASES += [((2, 40, 20, 64), "all")]  # slow in the interpreter: every word may hold any class
+GROUPS = [1, 3, 4]
+# On a GPU every case with every group; in the interpreter with one, in turn.
+ATTENDED = [
+    (*case, group)
+    for number, case in enumerate(CASES)
+    for group in (GROUPS if torch.cuda.is_available() else [GROUPS[number % len(GROUPS)]])
+]
+OFTEN = [[SHAPES[1], "two levels"], [(2, 70, 20, 64), "long"]]
+
+
+def slow_but(cases, often):
+    return [case if list(case) in often else pytest.param(*case, marks=pytest.mark.slow) for case in cases]
 
 
 def layout_of(shape, mix, device, seed=0):
@@ -58,7 +70,7 @@ def sample(layout, seed):
     return x.to(layout.block_start.device)
 
 
-@pytest.mark.parametrize(("shape", "mix"), CASES, ids=str)
+@pytest.mark.parametrize(("shape", "mix"), slow_but(CASES, OFTEN), ids=str)
 def test_words_and_codes(shape, mix, device, canaries):
     layout = layout_of(shape, mix, device)
     levels = layout.levels()
@@ -70,8 +82,13 @@ def test_words_and_codes(shape, mix, device, canaries):
         assert torch.equal(packing_triton.unpack(words, layout), codes)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("kind", ["affine", "grouped", "codebook"])
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+KINDS = [(kind, dtype) for kind in ("affine", "grouped", "codebook") for dtype in DTYPES]
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"), slow_but(KINDS, [["grouped", torch.float16], ["codebook", torch.bfloat16]]), ids=str
+)
 def test_values(kind, dtype, device, canaries):
     for shape, mix in (((2, 131, 80, 64), "two levels"), ((1, 70, 256, 16), "all")):
         layout = layout_of(shape, mix, device)
@@ -84,8 +101,9 @@ def test_values(kind, dtype, device, canaries):
         assert torch.equal(packing_triton.unpack_dequantize(packed, dtype), expected)
 
 
-@pytest.mark.parametrize("group", [1, 3, 4])
-@pytest.mark.parametrize(("shape", "mix"), CASES, ids=str)
+@pytest.mark.parametrize(
+    ("shape", "mix", "group"), slow_but(ATTENDED, [[SHAPES[1], "two levels", 3]]), ids=str
+)
 def test_attention(shape, mix, group, device, canaries):
     layout = layout_of(shape, mix, device)
     query = torch.randn(layout.heads * group, layout.head_dim, generator=torch.Generator().manual_seed(1)).to(
@@ -109,7 +127,7 @@ def test_attention_over_two_layouts_and_groups(dtype, device):
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("tile", [2, 16])
+@pytest.mark.parametrize("tile", [2, pytest.param(16, marks=pytest.mark.slow)])
 def test_small_tiles_and_many_programs(tile, device, canaries, monkeypatch):
     # In the interpreter one program usually takes a whole block; on a GPU it does not.
     for module in (packing_triton, attention_triton):

@@ -14,6 +14,10 @@ from semkv_bench.quantizers.turboquant import codebook_tables
 
 SHAPES = [(1, 1, 64), (2, 131, 80), (3, 64, 96), (2, 77, 128), (1, 70, 256)]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+SLOW = pytest.mark.slow
+OFTEN = (2, 131, 80)
+SHAPES_OFTEN = [shape if shape == OFTEN else pytest.param(shape, marks=SLOW) for shape in SHAPES]
+DTYPES_OFTEN = [DTYPES[0], pytest.param(DTYPES[1], marks=SLOW), DTYPES[2]]
 AWKWARD = [
     [2.5, 3.5, -2.5, 4.5],
     [9.0, 9.0, 9.0, 9.0],
@@ -50,8 +54,8 @@ def assert_equal(actual, expected):
         assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES_OFTEN, ids=str)
+@pytest.mark.parametrize("shape", SHAPES_OFTEN, ids=str)
 def test_affine_codes_and_metadata(shape, dtype, device, canaries):
     x = vectors(shape, dtype, device)
     for group_size in (shape[2], 16):
@@ -61,8 +65,8 @@ def test_affine_codes_and_metadata(shape, dtype, device, canaries):
             assert_equal(affine_triton.affine_quantize(x, levels, group_size), expected)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES_OFTEN, ids=str)
+@pytest.mark.parametrize("shape", SHAPES_OFTEN, ids=str)
 def test_affine_values(shape, dtype, device, canaries):
     x = vectors(shape, dtype, device)
     levels = settings(shape[1], device)
@@ -94,7 +98,7 @@ def test_affine_ties_go_to_the_even_code(device):
     assert back.tolist() == [[[[0, 0, 2, 2, 4, 4, 6, 7]]]]
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES_OFTEN, ids=str)
 def test_codebook_codes_and_norms(shape, device, canaries):
     tables = codebook_tables(shape[2], 16, device)
     y = vectors(shape, torch.float32, device)
@@ -104,7 +108,7 @@ def test_codebook_codes_and_norms(shape, device, canaries):
         assert_equal(codebook_triton.codebook_quantize(y, levels, tables), expected)
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES_OFTEN, ids=str)
 def test_codebook_values(shape, device, canaries):
     tables = codebook_tables(shape[2], 16, device)
     y = vectors(shape, torch.float32, device)
@@ -135,7 +139,7 @@ def test_codebook_on_and_beside_the_thresholds(device):
     assert_equal(codebook_triton.codebook_quantize(y, levels, tables), expected)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES_OFTEN, ids=str)
 def test_strided_input_and_output(dtype, device):
     x = vectors((77, 2, 128), dtype, device).transpose(0, 1)  # [heads, tokens, head_dim], tokens outermost
     levels = settings(77, device)
@@ -153,7 +157,9 @@ def test_strided_input_and_output(dtype, device):
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered")  # the interpreter says so of inf - inf
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize(
+    "bad", [float("nan"), pytest.param(float("inf"), marks=SLOW), pytest.param(float("-inf"), marks=SLOW)]
+)
 def test_non_finite_input_is_an_error(bad, device):
     x = vectors((2, 131, 80), torch.float32, device)
     levels, tables = torch.tensor([[4]], device=device), codebook_tables(80, 16, device)

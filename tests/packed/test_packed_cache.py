@@ -18,7 +18,7 @@ from packed_caches import (
     some_states,
     swept,
 )
-from thinned import thinned
+from thinned import of_models
 from transformers import DynamicCache
 
 from semkv_bench import SemKVCache
@@ -30,7 +30,7 @@ from semkv_bench.settings.setting import uniform_settings
 # Against the sweep
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("tiny", "seed"), of_models([(0,), (1,)], (0,)), indirect=["tiny"])
 def test_generate_equals_the_sweep(tiny, seed):
     ids, settings = some_ids(40 + 31 * seed, seed), [*UNIFORM, *MIXED]
     for setting, expected in zip(settings, swept(tiny, ids, settings, seed=seed), strict=True):
@@ -83,12 +83,11 @@ def test_packed_attention_makes_no_copy_in_full(tiny_llama, monkeypatch):
 @pytest.mark.slow
 def test_the_small_model_answers_as_in_the_sweep(smollm2):
     settings = [*uniform_settings(AFFINE, AFFINE, [6]), T4, *mixes("key_norm", "shared", 6, 5, 0.25, AFFINE)]
-    for text in ("The capital of France is", "Water is made of two kinds of atoms, namely"):
-        ids = smollm2.tokenizer(f"Answer in one sentence, as a teacher would. {text}", return_tensors="pt")
-        ids = ids["input_ids"]
-        for setting, expected in zip(settings, swept(smollm2, ids, settings, new=10, seed=3), strict=True):
-            cache = SemKVCache(smollm2.model.config, setting, seed=3)
-            assert greedy(smollm2, cache, ids, new=10) == [expected], setting.name
+    text = "Answer in one sentence, as a teacher would. Water is made of two kinds of atoms, namely"
+    ids = smollm2.tokenizer(text, return_tensors="pt")["input_ids"]
+    for setting, expected in zip(settings, swept(smollm2, ids, settings, new=10, seed=3), strict=True):
+        cache = SemKVCache(smollm2.model.config, setting, seed=3)
+        assert greedy(smollm2, cache, ids, new=10) == [expected], setting.name
 
 
 def test_given_importance_equals_the_sweep(tiny_llama):
@@ -142,8 +141,15 @@ def test_prompt_in_chunks(tiny, setting):
 # Batches
 
 
-@pytest.mark.parametrize("attention", ["dequantize", "packed"])
-@pytest.mark.parametrize("setting", thinned([L3, T4, *MIXED[:2]], L3, MIXED[0]), ids=lambda s: s.name)
+PADDED = [(setting, how) for setting in (T4, MIXED[1], L3, MIXED[0]) for how in ("dequantize", "packed")]
+
+
+@pytest.mark.parametrize(
+    ("tiny", "setting", "attention"),
+    of_models(PADDED, *PADDED[4:]),
+    indirect=["tiny"],
+    ids=lambda given: getattr(given, "name", given),
+)
 def test_left_padded_batch_equals_single_runs(tiny, setting, attention):
     lengths, longest = [40, 7, 23, 1], 40
     ids, mask = torch.zeros(4, longest, dtype=torch.long), torch.zeros(4, longest, dtype=torch.long)

@@ -5,6 +5,7 @@ from unittest import mock
 import pytest
 import torch
 from requested import GRID, MIXED, greedy, some_ids, some_request
+from thinned import of_models
 from transformers import DynamicCache
 
 from semkv_bench import SemKVCache
@@ -115,7 +116,11 @@ def _stock(loaded, request, setting, rule):
 STEADY = [FULL, *GRID[:2]]
 
 
-@pytest.mark.parametrize("parts", [pytest.param("prompt", marks=pytest.mark.slow), "generated", "both"])
+@pytest.mark.parametrize(
+    ("tiny", "parts"),
+    of_models([("prompt",), ("generated",), ("both",)], ("generated",), ("both",)),
+    indirect=["tiny"],
+)
 def test_generation_equals_a_stock_cache_coded_in_blocks(tiny, parts):
     rule, request = Blocks(parts, 4), some_request(new=19)
     alone = Engine(tiny, EngineOptions(max_rows=1))
@@ -124,7 +129,11 @@ def test_generation_equals_a_stock_cache_coded_in_blocks(tiny, parts):
         assert [outcome.tokens] == _stock(tiny, request, outcome.setting, rule), outcome.setting.name
 
 
-@pytest.mark.parametrize("parts", ["prompt", pytest.param("generated", marks=pytest.mark.slow), "both"])
+@pytest.mark.parametrize(
+    ("tiny", "parts"),
+    of_models([("prompt",), ("generated",), ("both",)], ("prompt",), ("both",)),
+    indirect=["tiny"],
+)
 def test_conversations_equal_a_stock_cache_coded_between_turns(tiny, parts):
     rule, apart = Blocks(parts, 4), 0
     alone = Engine(tiny, EngineOptions(max_rows=1))
@@ -194,14 +203,14 @@ def test_attention_received_counts_the_queries_of_the_open_stretch(tiny_llama):
     torch.testing.assert_close(seen[-1][1], expected, atol=1e-4, rtol=1e-3)
 
 
-@pytest.mark.parametrize(
-    "label",
-    [
-        name
-        for name in choices()
-        if name not in ("key_norm", "value_norm", "recency") and metric(name).needs is not Needs.RECORDER
-    ],
-)
+ASK_THE_MODEL = [
+    (name,)
+    for name in choices()
+    if name not in ("key_norm", "value_norm", "recency") and metric(name).needs is not Needs.RECORDER
+]
+
+
+@pytest.mark.parametrize(("tiny", "label"), of_models(ASK_THE_MODEL, *ASK_THE_MODEL), indirect=["tiny"])
 def test_a_row_is_ranked_alike_alone_and_together(tiny, label):
     settings = TwoLevelMixes(16, 12, 0.5, label, ["shared", "layer"]).settings(Affine(), Affine())
     label, block = settings[0].keys.allocation.metric, 4
@@ -230,8 +239,15 @@ def test_pruning_deletes_inside_each_block(tiny_llama, parts, scope):
 # Against the packed cache
 
 
-@pytest.mark.parametrize("attention", ["dequantize", "packed"])
-@pytest.mark.parametrize("parts", [pytest.param("generated", marks=pytest.mark.slow), "both"])
+@pytest.mark.parametrize(
+    ("tiny", "parts", "attention"),
+    of_models(
+        [(parts, attention) for parts in ("generated", "both") for attention in ("dequantize", "packed")],
+        ("both", "dequantize"),
+        ("both", "packed"),
+    ),
+    indirect=["tiny"],
+)
 def test_the_packed_cache_generates_what_the_sweep_does(tiny, parts, attention):
     request, rule = some_request(new=15), Blocks(parts, 4)
     settings = [*GRID[1:3], *MIXED[:3]]

@@ -122,7 +122,7 @@ def test_a_row_is_the_same_alone_and_together_whatever_the_calls(name, rule):
 def test_every_quantizer_under_every_rule_in_batches_of_any_size(name, rule):
     in_chunks = _same_in_any_company(name, rule)
     settings, tails = settings_of(name), _states(4, TAIL, 2)
-    for max_rows in (1, 2, 3):
+    for max_rows in (1, 3):
         for start in range(0, len(settings), max_rows):
             batch = slice(start, start + max_rows)
             held, _ = _run(settings[batch], RULES[rule], tails[:, batch], CHUNKS, turn=10)
