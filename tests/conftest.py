@@ -5,17 +5,6 @@ import os
 from types import SimpleNamespace
 
 import pytest
-import torch
-from transformers import (
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-)
 
 from semkv_bench.models.embedded import EmbeddedModel
 from semkv_bench.models.load import LoadedModel
@@ -39,22 +28,28 @@ _SMALL = {
 }
 
 
-def _tiny(config_class, model_class, **changes) -> LoadedModel:
+def _tiny(model_type: str) -> LoadedModel:
+    # Here, and not at the top: a process that only hands tests out would import them, too.
+    import torch
+    import transformers
+
+    config_name, model_name, changes = _ARCHITECTURES[model_type]
+    config = getattr(transformers, config_name)(**{**_SMALL, **changes})
     torch.manual_seed(7)
-    model = model_class(config_class(**{**_SMALL, **changes})).eval()
+    model = getattr(transformers, model_name)(config).eval()
     tokenizer = SimpleNamespace(
         decode=lambda ids, skip_special_tokens: " ".join(map(str, ids)), eos_token_id=2
     )
-    return LoadedModel(model, tokenizer, label=f"tiny-{config_class.model_type}", revision=None)
+    return LoadedModel(model, tokenizer, label=f"tiny-{config.model_type}", revision=None)
 
 
 _ARCHITECTURES = {
-    "llama": (LlamaConfig, LlamaForCausalLM, {}),
-    "mistral": (MistralConfig, MistralForCausalLM, {"sliding_window": None}),
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),
+    "llama": ("LlamaConfig", "LlamaForCausalLM", {}),
+    "mistral": ("MistralConfig", "MistralForCausalLM", {"sliding_window": None}),
+    "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", {}),
     "gemma3": (
-        Gemma3TextConfig,
-        Gemma3ForCausalLM,
+        "Gemma3TextConfig",
+        "Gemma3ForCausalLM",
         {
             "sliding_window": 8,
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
@@ -72,14 +67,13 @@ def _each(name: str):
 @pytest.fixture(scope="session", params=[_each(name) for name in sorted(_ARCHITECTURES)])
 def tiny(request) -> LoadedModel:
     """A random model of three layers, of each architecture in turn."""
-    config_class, model_class, changes = _ARCHITECTURES[request.param]
-    return _tiny(config_class, model_class, **changes)
+    return _tiny(request.param)
 
 
 @pytest.fixture(scope="session")
 def tiny_llama() -> LoadedModel:
     """A random Llama of three layers."""
-    return _tiny(LlamaConfig, LlamaForCausalLM)
+    return _tiny("llama")
 
 
 @pytest.fixture(scope="session")
@@ -91,6 +85,9 @@ def smollm2() -> LoadedModel:
 @pytest.fixture(scope="session")
 def local_folder(tmp_path_factory):
     """Folder of a small random Llama with the embedded model's tokenizer: answers are noise, but fast."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     folder = tmp_path_factory.mktemp("model")
     tokenizer = EmbeddedModel().tokenizer()
     torch.manual_seed(0)

@@ -26,15 +26,12 @@ def test_conversion_keeps_weights_and_greedy_text(smollm2):
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     state = smollm2.model.state_dict()
     assert all(torch.equal(value, state[name]) for name, value in original.state_dict().items())
-    for question in ("Name three colours.", "What is the capital of France? Zürich, naïve, 東京?"):
-        chat = [{"role": "user", "content": question}]
-        texts = []
-        for model, tok in ((original, tokenizer), (smollm2.model, smollm2.tokenizer)):
-            ids = tok.apply_chat_template(
-                chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
-            )
-            texts.append(tok.decode(model.generate(**ids, max_new_tokens=24, do_sample=False)[0]))
-        assert texts[0] == texts[1]
+    chat = [{"role": "user", "content": "What is the capital of France? Zürich, naïve, 東京?"}]
+    texts = []
+    for model, tok in ((original, tokenizer), (smollm2.model, smollm2.tokenizer)):
+        ids = tok.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+        texts.append(tok.decode(model.generate(**ids, max_new_tokens=8, do_sample=False)[0]))
+    assert texts[0] == texts[1]
 
 
 def test_shape_of_the_embedded_model():

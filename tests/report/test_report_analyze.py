@@ -48,7 +48,7 @@ def test_a_whole_run(records, context, tmp_path):
     assert "half of the examples (60)" in text and "Not measured in these records: cache bits." in text
 
 
-def test_two_quantizers_repeats_and_a_second_reference(records, context, tmp_path):
+def test_two_quantizers_repeats_and_a_second_reference(records, context, tmp_path, without_figures):
     other = records[records["kind"] == "uniform"].replace({"quantizer": {"affine": "turboquant"}})
     other["setting"] = other["setting"].str.replace("affine", "turboquant")
     again = records[records["setting"] == "full"].assign(setting="full-again")
@@ -74,7 +74,7 @@ def test_two_quantizers_repeats_and_a_second_reference(records, context, tmp_pat
     ],
     ids=["no positive control", "above the grid", "at chance"],
 )
-def test_runs_that_find_no_safe_setting(records, context, tmp_path, levels, chance, words):
+def test_runs_that_find_no_safe_setting(records, context, tmp_path, levels, chance, words, without_figures):
     names = ["full", *(f"affine-L{level}" for level in levels)]
     frame = records[records["setting"].isin(names)]
     report = analysed(frame, chance=dict.fromkeys(frame["task"].unique(), chance))

@@ -253,7 +253,7 @@ def prompts_of(frame) -> dict:
     }
 
 
-def test_examples_show_what_was_asked_expected_and_answered(report, frame, tmp_path):
+def test_examples_show_what_was_asked_expected_and_answered(report, frame, tmp_path, without_figures):
     frame["prompt_hash"] = frame["example_id"]
     paths = write(report, frame, {}, tmp_path, prompts_of(frame))
     text = paths["report.html"].read_text(encoding="utf-8")
@@ -397,7 +397,7 @@ def test_a_full_disk_leaves_the_earlier_report(report, tmp_path):
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == first
 
 
-def test_an_unwritable_report_is_told_by_write(report, frame, context, tmp_path):
+def test_an_unwritable_report_is_told_by_write(report, frame, context, tmp_path, without_figures):
     (tmp_path / "report.html").mkdir()
     with pytest.raises(SemkvError, match=r"^cannot write .*report\.html: "):
         write(report, frame, context, tmp_path)
