@@ -88,7 +88,8 @@ def test_another_protocol_in_the_same_folder_is_refused(run, local_folder, capsy
 
 def test_default_folder_resumes_the_newest_unfinished(local_folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    arguments = [a for a in _sweep(local_folder, "") if not a.startswith("out=")]
+    arguments = _sweep(local_folder, "", "per_task=1", "grid.levels=[4]")
+    arguments = [a for a in arguments if not a.startswith("out=")]
     assert main(arguments) == 0
     (first,) = (tmp_path / "results/runs").iterdir()
     records = first / "records-0.jsonl"
@@ -149,7 +150,7 @@ def test_runs_of_regress_are_neither_continued_nor_the_newest(local_folder, tmp_
 
 def test_multirun_makes_a_run_each(local_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    arguments = [a for a in _sweep(local_folder, "") if not a.startswith("out=")]
+    arguments = [a for a in _sweep(local_folder, "", "grid.levels=[4]") if not a.startswith("out=")]
     assert main([*arguments, "-m", "quantizer=affine,turboquant", "per_task=1"]) == 0
     runs = [read_run(path)[1] for path in (tmp_path / "results/runs").iterdir()]
     assert len(runs) == 2 and len({r["hash"] for r in runs}) == 2
@@ -402,7 +403,7 @@ def test_plan_loads_no_weights(capsys, monkeypatch):
 )
 def test_a_plan_says_when_no_outcome_could_be_enough(overrides, told, capsys):
     """0.97^99 is the first below 0.05, 0.9^29 at a margin of 0.1; beside mixes the grid has half of alpha."""
-    assert main(["plan", "--json", *overrides]) == 0
+    assert main(["plan", "--json", "task.length=200", *overrides]) == 0
     warning = json.loads(capsys.readouterr().out)["too_few"]
     assert warning is None if told is None else told in warning
 

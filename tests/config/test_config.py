@@ -24,10 +24,22 @@ def _needs_a_path(group: str, choice: str) -> list[str]:
 
 
 def _shipped():
-    """Every choice of every group; experiments, and quantizers of the values alone, are slow."""
+    """Every choice of every group; of the quantizers of values alone, which are the same files, a few.
+
+    Experiments and quantizers are slow: those are composed together, too.
+    """
     for group, names in GROUPS.items():
-        slow = [pytest.mark.slow] if group in ("quantizer@value_quantizer", "experiment") else []
-        yield from (pytest.param(group, name, marks=slow, id=f"{group}-{name}") for name in names)
+        slow = group in ("quantizer", "quantizer@value_quantizer", "experiment")
+        shown = ("affine", "kivi", "turboquant") if "@" in group else names
+        yield from (
+            pytest.param(
+                group,
+                name,
+                marks=[pytest.mark.slow] if slow and name != "kivi" else [],
+                id=f"{group}-{name}",
+            )
+            for name in shown
+        )
 
 
 @pytest.mark.parametrize(("group", "choice"), _shipped())
@@ -35,6 +47,14 @@ def test_every_shipped_choice_composes(group, choice):
     config = compose_config("sweep", [f"{group}={choice}", *_needs_a_path(group, choice)])
     for part in ("model", "quantizer", "allocation", "protocol"):
         assert build(config[part], part) is not None
+    assert planned_settings(config)[0].name == "full"
+
+
+def test_every_shipped_quantizer_composes_beside_the_others():
+    names = GROUPS["quantizer"]
+    config = compose_config("sweep", [f"methods=[{','.join(names)}]"])
+    for name in names:
+        assert build(config.method[name], name) is not None
     assert planned_settings(config)[0].name == "full"
 
 

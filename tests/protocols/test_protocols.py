@@ -118,7 +118,7 @@ STEADY = [FULL, *GRID[:2]]
 
 @pytest.mark.parametrize(
     ("tiny", "parts"),
-    of_models([("prompt",), ("generated",), ("both",)], ("generated",), ("both",)),
+    of_models([("prompt",), ("generated",), ("both",)], ("both",)),
     indirect=["tiny"],
 )
 def test_generation_equals_a_stock_cache_coded_in_blocks(tiny, parts):
@@ -131,7 +131,7 @@ def test_generation_equals_a_stock_cache_coded_in_blocks(tiny, parts):
 
 @pytest.mark.parametrize(
     ("tiny", "parts"),
-    of_models([("prompt",), ("generated",), ("both",)], ("prompt",), ("both",)),
+    of_models([("prompt",), ("generated",), ("both",)], ("both",)),
     indirect=["tiny"],
 )
 def test_conversations_equal_a_stock_cache_coded_between_turns(tiny, parts):
@@ -243,7 +243,6 @@ def test_pruning_deletes_inside_each_block(tiny_llama, parts, scope):
     ("tiny", "parts", "attention"),
     of_models(
         [(parts, attention) for parts in ("generated", "both") for attention in ("dequantize", "packed")],
-        ("both", "dequantize"),
         ("both", "packed"),
     ),
     indirect=["tiny"],
