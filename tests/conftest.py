@@ -2,12 +2,15 @@
 
 import gc
 import os
+from collections.abc import Callable
+from functools import wraps
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from semkv_bench.models.embedded import EmbeddedModel
-from semkv_bench.models.load import LoadedModel
+from semkv_bench.models.load import LoadedModel, PretrainedModel
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
@@ -84,7 +87,10 @@ def smollm2() -> LoadedModel:
 
 @pytest.fixture(scope="session")
 def local_folder(tmp_path_factory):
-    """Folder of a small random Llama with the embedded model's tokenizer: answers are noise, but fast."""
+    """Folder of a small random Llama with the embedded model's tokenizer: answers are noise, but fast.
+
+    It is loaded once for all commands of a process, because loading takes as long as a small sweep.
+    """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -95,7 +101,25 @@ def local_folder(tmp_path_factory):
     config = LlamaConfig(vocab_size=len(tokenizer), num_key_value_heads=2, eos_token_id=2, **shape)
     LlamaForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return folder
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("tokenizer", "load"):
+            patch.setattr(PretrainedModel, name, _once(getattr(PretrainedModel, name), str(folder)))
+        yield folder
+
+
+def _once(method: Callable[[PretrainedModel], Any], path: str) -> Callable[[PretrainedModel], Any]:
+    """The method, of which the model at ``path`` keeps the outcome, one for each way to load it."""
+    kept: dict[str, Any] = {}
+
+    @wraps(method)
+    def called(model: PretrainedModel) -> Any:
+        if model.path != path:
+            return method(model)
+        if repr(model) not in kept:
+            kept[repr(model)] = method(model)
+        return kept[repr(model)]
+
+    return called
 
 
 def pytest_collection_finish() -> None:

@@ -18,7 +18,6 @@ from semkv_bench.config.overrides import as_overrides
 from semkv_bench.config.own import joined
 from semkv_bench.errors import MissingError
 from semkv_bench.importers import FORMATS, split_arguments
-from semkv_bench.models import load as models
 from semkv_bench.plan.settings import planned_settings
 from semkv_bench.stats.options import stats_options
 from semkv_bench.sweep.launchers import LAUNCHER_PACKAGES, launcher_of
@@ -104,21 +103,10 @@ def tiny_run(place, local_folder):
 
 @pytest.fixture
 def here(place, monkeypatch):
-    """The working folder, the hub out of reach, and one copy of the small model for all commands."""
+    """The working folder, and the hub out of reach."""
     monkeypatch.chdir(place)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    for method in ("tokenizer", "load"):
-        monkeypatch.setattr(models.PretrainedModel, method, _kept(method))
     return place
-
-
-_kept_methods: dict[str, object] = {}
-
-
-def _kept(method: str):
-    if method not in _kept_methods:
-        _kept_methods[method] = cache(getattr(models.PretrainedModel, method))
-    return _kept_methods[method]
 
 
 def _cheap(command: list[str], model, run) -> list[str]:
