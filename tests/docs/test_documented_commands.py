@@ -4,6 +4,7 @@ import itertools
 import json
 import re
 import tomllib
+from collections.abc import Iterator
 from functools import cache, partial
 
 import pytest
@@ -204,7 +205,16 @@ def _task_of_experiment(experiment: str | None) -> str:
     return names.get(kind, kind.lower())
 
 
-@pytest.mark.parametrize(("page", "command"), DOCUMENTED, ids=[_named(c) for _, c in DOCUMENTED])
+def _written() -> Iterator:
+    """Every documented command; all but the first of each name are slow."""
+    seen = set()
+    for page, command in DOCUMENTED:
+        often = command[0] not in seen
+        seen.add(command[0])
+        yield pytest.param(page, command, marks=[] if often else [pytest.mark.slow], id=_named(command))
+
+
+@pytest.mark.parametrize(("page", "command"), _written())
 def test_as_it_is_written(page, command, here):
     """Every choice, key and value exists, and the settings that they name can be built."""
     name, overrides, options, folders = _split(command)
