@@ -31,7 +31,7 @@ RECORD = {
     "answers_hash": "of the expected answers",
     "truncated": "was the prompt cut to `max_prompt_tokens`?",
     "depths": "where in the prompt the needles stand, 0 to 1",
-    "length": "of a task with several lengths: tokens that the prompt was made for",
+    "task_length": "of a task with several lengths: tokens that the prompt was made for",
     "prompt_tokens": "tokens that the cache held before the answer",
     "look": "of a sequential run: the stage the example belongs to",
     "code_bits": "log2 of the levels, per value",

@@ -20,15 +20,23 @@ from semkv_bench.stats.result import LengthResult, LengthTrend, TaskResult
 from semkv_bench.stats.sensitivity import reacting_tasks
 from semkv_bench.stats.spending import Look
 
-__all__ = ["by_length", "length_trend", "recorded_lengths"]
+__all__ = ["LENGTH", "by_length", "length_trend", "recorded_lengths"]
+
+LENGTH = "task_length"
 
 
 def recorded_lengths(records: pd.DataFrame) -> list[int]:
     """The lengths that prompts were made for, where there are several; else nothing."""
-    if "length" not in records:
+    if LENGTH not in records:
         return []
-    found = sorted({int(length) for length in records["length"].dropna()})
+    compared = records.groupby(_lengths(records))["setting"].nunique()
+    found = sorted(int(length) for length in compared[compared > 1].index)
     return found if len(found) > 1 else []
+
+
+def _lengths(records: pd.DataFrame) -> pd.Series:
+    """The length of every row, NaN where none is told; files of scores may hold them as text."""
+    return pd.to_numeric(records[LENGTH], errors="coerce")
 
 
 def by_length(
@@ -48,7 +56,7 @@ def by_length(
     confidence = options.confidence if look is None else look.confidence(options.confidence)
     found = []
     for length in recorded_lengths(records):
-        part = records[records["length"] == length].reset_index(drop=True)
+        part = records[_lengths(records) == length].reset_index(drop=True)
         paired = reacting_tasks(pair(part, options), options, chance).paired
         judgement = judge(paired, options, guess, look=look)
         grid = grid_points(paired, quantizer)
@@ -81,7 +89,7 @@ def length_trend(
     if not recorded_lengths(records):
         return ()
     confidence = options.confidence if look is None else look.confidence(options.confidence)
-    labelled = records.assign(cluster=cluster_labels(records))
+    labelled = records.assign(cluster=cluster_labels(records), length=_lengths(records))
     scores = labelled.pivot_table(index=["task", "cluster", "length"], columns="setting", values="score")
     reference = scores[paired.settings[0].name]
     names = [info.name for info in paired.settings[1:] if info.kind != "full" and info.name in scores]

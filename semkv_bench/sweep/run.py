@@ -199,7 +199,7 @@ def _records(plan: Plan, session: Session, example: Example, answers: Answers) -
             "truncated": example.truncated,
             "answers_hash": answers_hash(asked.answers),
             "depths": list(asked.depths),
-            **({} if example.length is None else {"length": example.length}),
+            **({} if example.length is None else {"task_length": example.length}),
         }
         mine = [
             {**common, **_answer(plan, asked, outcome), **agreement(outcomes[0], outcome)}

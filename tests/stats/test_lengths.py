@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from semkv_bench.records.frames import read_records
 from semkv_bench.stats import StatsOptions, analyze
 
 OPTIONS = StatsOptions(margin=0.1, resamples=300)
@@ -20,7 +21,7 @@ def _frame(losses, n=60, lengths=LENGTHS, seed=0):
                 "task": ("a", "b")[index % 2],
                 "example_id": f"n{length}-{index}",
                 "seed": 0,
-                "length": length,
+                "task_length": length,
             }
             rows.append({**common, "setting": "full", "code_bits": 16.0, "score": 1.0})
             for setting, (bits, shares) in losses.items():
@@ -51,7 +52,7 @@ def test_every_length_has_its_own_cliff_and_operating_point(growing):
 def test_a_length_says_what_a_run_of_it_alone_would_say(growing):
     frame = _frame(GROWING)
     for found in growing.lengths:
-        alone = analyze(frame[frame["length"] == found.length], OPTIONS)
+        alone = analyze(frame[frame["task_length"] == found.length], OPTIONS)
         assert found.cliff == alone.cliff
         assert found.operating_point == (alone.operating_point and alone.operating_point.setting)
         assert {name: row.score for name, row in found.settings.items()} == pytest.approx(
@@ -83,6 +84,25 @@ def test_a_steady_loss_has_no_trend():
 @pytest.mark.parametrize("lengths", [None, (1000,)])
 def test_one_length_is_no_axis(lengths):
     frame = _frame(GROWING, lengths=LENGTHS[:1])
-    frame = frame.drop(columns="length") if lengths is None else frame
+    frame = frame.drop(columns="task_length") if lengths is None else frame
     report = analyze(frame, OPTIONS)
     assert report.lengths == () and report.length_trend == ()
+
+
+def test_a_file_of_scores_may_tell_lengths(tmp_path):
+    frame = _frame(GROWING)
+    path = tmp_path / "scores.csv"
+    frame.loc[frame["example_id"] == "n1000-0", "task_length"] = np.nan
+    frame.to_csv(path, index=False)
+    read = analyze(read_records(path), OPTIONS)
+    assert [(found.length, found.n_clusters) for found in read.lengths] == [
+        (1000, 59),
+        (2000, 60),
+        (4000, 60),
+    ]
+    assert {row.setting for row in read.length_trend} == set(GROWING)
+
+
+@pytest.mark.parametrize("told", ["long", "", None])
+def test_lengths_that_are_no_numbers_are_none(told):
+    assert analyze(_frame(GROWING, n=30).assign(task_length=told), OPTIONS).lengths == ()
