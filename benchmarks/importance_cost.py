@@ -27,7 +27,7 @@ import torch
 from transformers import DynamicCache
 
 from semkv_bench.engine.engine import Engine
-from semkv_bench.importance import choices, observe
+from semkv_bench.importance import choices, metric, observe
 from semkv_bench.importance.base import Recorder
 from semkv_bench.models.device import describe
 from semkv_bench.models.embedded import EmbeddedModel
@@ -132,8 +132,9 @@ def measure(loaded: LoadedModel, ids: list[int], rounds: int) -> dict[str, Any]:
         "stock_all_logits": partial(stock, loaded, ids, 0),
         "engine": partial(engine.prefill, ids),
     }
-    runs = {name: partial(observed, engine, ids, [name]) for name in choices()}
-    runs["all"] = partial(observed, engine, ids, choices())
+    followed = [name for name in choices() if not metric(name).replays]
+    runs = {name: partial(observed, engine, ids, [name]) for name in followed}
+    runs["all"] = partial(observed, engine, ids, followed)
     runs[FLOAT32] = partial(observed, engine, ids, ["surprisal"], torch.float32)
     for run in (*bases.values(), runs["all"]):
         run()

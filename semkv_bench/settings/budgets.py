@@ -57,8 +57,8 @@ class Budget(ABC):
         the metrics of that name, each [layers, heads, tokens], or of the file, [layers, heads].
         """
 
-    def check(self, tokens: int, count: int) -> None:  # noqa: B027, most take any
-        """Raise UsageError if it cannot keep ``count`` of ``tokens`` tokens."""
+    def check(self, tokens: int, count: int, always: int = 0) -> None:  # noqa: B027, most take any
+        """Raise UsageError if it cannot keep ``count`` of ``tokens`` tokens, of which ``always`` must stay."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ class Chunks(Budget):
         _only(cls, more)
         return cls(int(option) if option == int(option) else option)
 
-    def check(self, tokens: int, count: int) -> None:
+    def check(self, tokens: int, count: int, always: int = 0) -> None:
         """See ``Budget``."""
         if tokens < 2 * self.length:
             raise UsageError(
@@ -304,12 +304,17 @@ class Profile(Budget):
         _only(cls, more)
         return cls(int(option) if option == int(option) else option)
 
-    def check(self, tokens: int, count: int) -> None:
+    def check(self, tokens: int, count: int, always: int = 0) -> None:
         """See ``Budget``."""
         if count < self.least:
             raise UsageError(
                 f"allocation.budget={self.label}: heads are to keep {count} of {tokens} tokens as a mean, fewer than "
                 f"the {self.least} of a head that is not marked: use profile-N with a smaller N or larger keep"
+            )
+        if always > self.least:
+            raise UsageError(
+                f"allocation.budget={self.label}: {always} tokens must stay in every head, more than {self.least} of "
+                "one that is not marked: use profile-N with a larger N, or allocation.score=streaming"
             )
 
     def kept(self, scores: Tensor, count: int, evidence: Sequence[Tensor] = ()) -> Tensor:

@@ -166,7 +166,7 @@ class Evict:
             raise UsageError(
                 f"{name} deletes nothing of a prompt of {tokens} tokens: lower allocation.tokens or give longer prompts"
             )
-        budget(self.budget).check(tokens, count)
+        budget(self.budget).check(tokens, count, always)
 
     def check_shape(self, layers: int, heads: int) -> None:
         """Raise UsageError if scores of heads, read from a file, are not ``layers`` times ``heads``."""

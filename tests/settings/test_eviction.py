@@ -81,6 +81,8 @@ def test_marked_heads_keep_all_and_the_mean_is_what_was_asked():
     assert budget("profile-5").kept(SCORES, 21, [marked]).sum(-1).tolist() == [[50, 5], [11, 5], [5, 50]]
     with pytest.raises(UsageError, match="fewer than the 64 of a head that is not marked"):
         budget("profile").check(100, 63)
+    with pytest.raises(UsageError, match="25 tokens must stay in every head, more than 8"):
+        Evict("h2o", "profile-8", keep=0.5, heads=((0.9, 0.1),)).check(100)
 
 
 def test_a_profile_is_read_from_a_file_and_named_by_what_it_holds(tmp_path):
