@@ -170,7 +170,12 @@ _SCHEMAS = {
 }
 
 
-_EXAMPLES = {"looks": "[40,80,120]", "at_bits": "[2.5,3.5]", "context": "[8192,32768]"}
+_EXAMPLES = {
+    "looks": "[40,80,120]",
+    "at_bits": "[2.5,3.5]",
+    "context": "[8192,32768]",
+    "types": "[f16,q8_0,q4_0]",
+}
 
 
 def compose_config(name: str, overrides: Sequence[str] = ()) -> DictConfig:
@@ -335,7 +340,7 @@ def _in_one_line(error: BaseException) -> str:
     about = next((e for e in _chain(error) if isinstance(e, OmegaConfBaseException) and e.full_key), None)
     key = "" if about is None else about.full_key
     text = str(error if about is None else about.msg or about)
-    if "is not a ListConfig" in text:
+    if "is not a ListConfig" in text or "Cannot merge DictConfig with ListConfig" in text:
         return f"{key} must be a list, for example {key}={_EXAMPLES.get(key.rpartition('.')[2], '[0]')}"
     noise = (
         "full_key:",

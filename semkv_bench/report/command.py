@@ -18,6 +18,7 @@ from semkv_bench.records.foreign import read_records
 from semkv_bench.records.prompts import read_prompts
 from semkv_bench.records.runs import RUNS, newest_run
 from semkv_bench.records.schema import EXAMPLE
+from semkv_bench.report.served import served_of
 from semkv_bench.report.standing import Standing, last_look
 from semkv_bench.stats import StatsOptions, analyze
 from semkv_bench.stats.options import stats_options
@@ -117,6 +118,7 @@ def _analysed(source: _Source) -> Report:
         _with_sizes(result, source.context.get("protocol")),
         planned_examples=source.planned,
         batching=_batching_noise(source.frame) if source.own else None,
+        served=served_of(source.context.get("environment") or {}),
         measured=source.measured,
         extensions=source.extensions,
         sequential=standing.described(result.sequential) if standing else None,

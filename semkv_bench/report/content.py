@@ -145,7 +145,9 @@ def run_facts(report: Report, context: dict) -> list[tuple[str, str]]:
     ]
     facts = [(name, _words(value)) for name, value in facts]
     facts += [
-        (_title(clean(name)), _words(value)) for name, value in (context.get("environment") or {}).items()
+        (_title(clean(name)), _words(value))
+        for name, value in (context.get("environment") or {}).items()
+        if name != "servers"
     ]
     return [(name, words) for name, words in facts if words]
 
@@ -173,10 +175,13 @@ def remarks(report: Report) -> list[str]:
         )
     alone = report.batching
     if alone:
+        engine = report.protocol == "engine"
+        what = "answering again" if engine else "decoded alone instead of in the batch of settings"
+        kl = f", mean KL {divergence(alone.kl)} nats" if known(alone.kl) else ""
         found.append(
-            f"Full precision decoded alone instead of in the batch of settings gave the same tokens on "
-            f"{count(alone.same_tokens)} of {count(alone.examples)} answers, mean KL "
-            f"{divergence(alone.kl)} nats, score difference {signed(alone.diff)}: the noise of batching."
+            f"Full precision {what} gave the same tokens on {count(alone.same_tokens)} of {count(alone.examples)} "
+            f"answers{kl}, score difference {signed(alone.diff)}: the noise of "
+            f"{'the engine' if engine else 'batching'}."
         )
     if detector := report.runaway_detector:
         found.append(_false_alarms(detector))
@@ -290,7 +295,8 @@ def reading_notes(report: Report) -> list[tuple[str, str]]:
         (
             "Runaway, agreement and KL",
             "A runaway generation hits its token limit or loops. Agreement is the share of an answer that equals full "
-            "precision's token by token, from its start to the first token that differs. KL is the mean divergence "
+            "precision's token by token, from its start to the first token that differs; answers part there by another "
+            "token, or by the end of one of the two. KL is the mean divergence "
             "of the next-token distributions from full precision, over the reference answer. They are witnesses "
             "beside the score; none decides a verdict.",
         ),

@@ -52,6 +52,7 @@ from semkv_bench.stats.result import Cliff, Report, SettingResult
 __all__ = ["FIGURE_NAMES", "GRID_FIGURES", "Drawn", "draw_all"]
 
 _BITS_LABEL = "code bits per value, log2(L)"
+_ENGINE_BITS_LABEL = "bits per value, as the engine stores it"
 _LONGEST_TICK = 12
 
 
@@ -67,8 +68,10 @@ def _draw(name: str, report: Report) -> Drawn | None:
     points = [row for row in tested_settings(report) if painter.has(row)]
     if not points:
         return None
+    engine = report.protocol == "engine" and painter.x_label == _BITS_LABEL
     with drawing(f"semkv-bench {name}"):
-        figure, axes = new_figure(painter.title, painter.x_label, painter.y_label)
+        x_label = _ENGINE_BITS_LABEL if engine else painter.x_label
+        figure, axes = new_figure(painter.title, x_label, painter.y_label)
         painter.paint(report, points, axes)
         draw_legend(figure, axes)
         settle(figure)
@@ -164,7 +167,7 @@ def _paint_divergence(report: Report, points: list[SettingResult], axes: Axes) -
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.yaxis.set_minor_formatter(NullFormatter())
         axes.set_ylim(min(values) / (6 if zeros else 2), max(values) * 2)
-    draw_series(axes, positive if logarithmic else points, places, "kl", None)
+    draw_series(axes, positive if logarithmic else points, places, "kl", "kl_ci")
     if logarithmic and zeros:
         floor = [axes.get_ylim()[0] * 1.25] * len(zeros)
         x = [places[row.setting] for row in zeros]
@@ -183,14 +186,50 @@ def _paint_divergence(report: Report, points: list[SettingResult], axes: Axes) -
 
 def _paint_agreement(report: Report, points: list[SettingResult], axes: Axes) -> None:
     _bits_axis(report, points, axes)
-    draw_series(axes, points, spread(points, "code_bits"), "agreement", "agreement_ci")
+    places = spread(points, "code_bits")
+    if len(series_of(points)) == 1 and any(row.parting for row in points):
+        _paint_parting(points, places, axes)
+    draw_series(axes, points, places, "agreement", "agreement_ci")
     axes.set_ylim(-0.03, 1.03)
     axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}%")
+
+
+_PARTINGS = {
+    "by_token": ("purple", -1, "answers that part by another token"),
+    "by_end": ("orange", 1, "answers that part by an end"),
+}
+
+
+def _paint_parting(points: list[SettingResult], places: dict[str, float], axes: Axes) -> None:
+    """How many answers part, and how, beside the marks of agreement."""
+    points = [row for row in points if row.parting is not None]
+    aside = 0.008 * (max(places.values()) - min(places.values()))
+    for name, (colour, side, label) in _PARTINGS.items():
+        x = [places[row.setting] + side * aside for row in points]
+        axes.plot(
+            x, [getattr(row.parting, name) for row in points], ":", marker=".", ms=4, lw=0.9, color=PALETTE[colour],
+            label=label, zorder=1,
+        )  # fmt: skip
+        for place, row in zip(x, points, strict=True):
+            ends = getattr(row.parting, f"{name}_ci")
+            axes.plot([place] * 2, ends, color=PALETTE[colour], lw=0.9, alpha=0.6, zorder=1)
 
 
 def _coded(row: SettingResult) -> bool:
     """Whether a setting has a place on the axis of code bits; pruned ones code nothing."""
     return row.kind not in ("prune", "read") and known(row.code_bits)
+
+
+def _agreement_words(row: SettingResult) -> str:
+    if not known(row.agreement):
+        return ""
+    parting = row.parting
+    words = (
+        f" (part by a token {percent(parting.by_token)}, by an end {percent(parting.by_end)})"
+        if parting
+        else ""
+    )
+    return percent(row.agreement) + words
 
 
 @dataclass(frozen=True)
@@ -244,7 +283,7 @@ _PAINTERS = {
         _BITS_LABEL,
         "share equal from the start",
         lambda row: _coded(row) and known(row.agreement),
-        lambda row: percent(row.agreement) if known(row.agreement) else "",
+        _agreement_words,
         _paint_agreement,
     ),
     "kl_vs_bits": _Painter(

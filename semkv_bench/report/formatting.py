@@ -11,6 +11,7 @@ __all__ = [
     "cliff_text",
     "count",
     "divergence",
+    "divergences",
     "effective_text",
     "fixed",
     "grid_point",
@@ -120,6 +121,11 @@ def divergence(value: float | None) -> str:
         mantissa, exponent = f"{value:.1e}".split("e")
         return f"{mantissa}e{int(exponent)}"
     return f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
+
+
+def divergences(pair: object) -> str:
+    """``[low, high]`` of a divergence, or an en dash where an end is missing."""
+    return f"[{divergence(pair[0])}, {divergence(pair[1])}]" if pair and all(map(known, pair)) else DASH
 
 
 def count(value: int | None) -> str:

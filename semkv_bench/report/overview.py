@@ -1,6 +1,5 @@
 """Cliffs of several runs side by side: terminal, report.json, .md, .html and one figure. Nothing is pooled."""
 
-from dataclasses import dataclass, fields
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -11,7 +10,6 @@ from matplotlib.patches import Patch
 from rich.console import Console
 
 from semkv_bench import __version__
-from semkv_bench.report.access import reference_row, tested_settings
 from semkv_bench.report.axes import FIGURE_SIZE, PALETTE, Drawn, drawing, png_bytes, settle, svg_text
 from semkv_bench.report.document import json_bytes, render
 from semkv_bench.report.files import write_all
@@ -21,167 +19,25 @@ from semkv_bench.report.formatting import (
     clean,
     cliff_text,
     count,
-    divergence,
     effective_text,
     fixed,
     join,
     known,
-    percent,
     plural,
     ratio,
     shorten,
-    signed,
-    signed_interval,
 )
-from semkv_bench.report.tables import VERDICT_SIGNS, Column, Table, table_of, with_interval
+from semkv_bench.report.overview_row import OverviewRow
+from semkv_bench.report.side_by_side import SIDE_BY_SIDE, shared_formats, shared_table
+from semkv_bench.report.tables import VERDICT_SIGNS, Column, Table, table_of
 from semkv_bench.report.terminal import show_table
-from semkv_bench.stats.further import Ends
 from semkv_bench.stats.plain import plain
-from semkv_bench.stats.result import SCHEMA, Report
+from semkv_bench.stats.result import SCHEMA
 
-__all__ = ["OverviewRow", "draw_overview", "overview_rows", "show_overview", "write_overview"]
+__all__ = ["draw_overview", "show_overview", "write_overview"]
 
-_FIELDS = ("margin", "alpha", "average")
 _ROW = 0.3  # inches
 _NO_MODEL = "model not recorded"
-
-
-@dataclass(frozen=True, kw_only=True)
-class OverviewPoint:
-    """The operating point of a row."""
-
-    setting: str
-    code_bits: float | None
-    effective_bits: float | None
-    cache_bits: float | None
-    compression: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class OverviewSetting:
-    """A setting of a row: what it stores, and its difference from the full precision of its own run."""
-
-    setting: str
-    format: str | None
-    effective_bits: float | None
-    score: float
-    diff: float | None
-    diff_ci: Ends
-    kl: float | None
-    agreement: float | None
-    verdict: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class OverviewRow:
-    """One quantizer of one run; null stands for what its report does not say."""
-
-    run: str
-    model: str | None
-    protocol: str | None
-    quantizer: str | None
-    tasks: tuple[str, ...]
-    n_examples: int
-    n_clusters: int
-    margin: float
-    alpha: float
-    average: str
-    preregistered: bool
-    unfinished: bool
-    full_score: float | None
-    grid_bits: tuple[float, ...]
-    status: str
-    lower_bits: float | None
-    upper_bits: float | None
-    probability: float | None
-    operating_point: OverviewPoint | None
-    insensitive: bool
-    differs: tuple[str, ...]
-    settings: tuple[OverviewSetting, ...] = ()
-
-
-def overview_rows(reports: list[tuple[str, Report]]) -> list[OverviewRow]:
-    """One row per run and quantizer from named reports, ordered by model, protocol, quantizer and name.
-
-    ``differs`` names what keeps a row from being compared with the others: a margin, alpha or average that
-    most runs do not share.
-    """
-    usual = _usual([report for _, report in reports])
-    rows = [row for name, report in reports for row in _rows(name, report, usual)]
-    return sorted(
-        rows,
-        key=lambda row: tuple(
-            str(getattr(row, key) or "") for key in ("model", "protocol", "quantizer", "run")
-        ),
-    )
-
-
-def _usual(reports: list[Report]) -> tuple:
-    """Margin, alpha and average of most reports; of equals, those of the first."""
-    found = [tuple(getattr(report, field) for field in _FIELDS) for report in reports]
-    return max(found, key=lambda choice: (found.count(choice), -found.index(choice)))
-
-
-def _rows(name: str, report: Report, usual: tuple) -> list[OverviewRow]:
-    cliffs = report.cliffs or {_only(report) or "": report.cliff}
-    alone = len(cliffs) == 1
-    differs = tuple(
-        f"{field} {own:g}" if known(own) else f"{field} {own}"
-        for field, value in zip(_FIELDS, usual, strict=True)
-        if (own := getattr(report, field)) != value
-    )
-    full = reference_row(report)
-    planned, recorded = report.planned_examples, report.n_units_recorded
-    return [
-        OverviewRow(
-            run=name,
-            model=report.model,
-            protocol=report.protocol,
-            quantizer=quantizer or _only(report),
-            tasks=tuple(sorted(report.tasks)),
-            n_examples=report.n_examples,
-            n_clusters=report.n_clusters,
-            **{field: getattr(report, field) for field in _FIELDS},
-            preregistered=report.preregistered,
-            unfinished=planned is not None and planned > (recorded or 0),
-            full_score=full and full.score,
-            grid_bits=_grid_bits(report, quantizer, alone),
-            **{key: getattr(cliff, key) for key in ("status", "lower_bits", "upper_bits", "probability")},
-            operating_point=_point(report, quantizer, alone),
-            insensitive=any(row.verdict == "insensitive" for row in report.settings),
-            differs=differs,
-            settings=_compared(report, quantizer, alone),
-        )
-        for quantizer, cliff in cliffs.items()
-    ]
-
-
-def _compared(report: Report, quantizer: str, alone: bool) -> tuple[OverviewSetting, ...]:
-    rows = [row for row in tested_settings(report) if alone or (row.quantizer or "") == quantizer]
-    names = [each.name for each in fields(OverviewSetting) if each.name != "format"]
-    return tuple(
-        OverviewSetting(format=row.quantizer, **{name: getattr(row, name) for name in names}) for row in rows
-    )
-
-
-def _grid_bits(report: Report, quantizer: str, alone: bool) -> tuple[float, ...]:
-    grid = [row for row in report.settings if row.kind == "uniform" and known(row.code_bits)]
-    return tuple(sorted(row.code_bits for row in grid if alone or (row.quantizer or "") == quantizer))
-
-
-def _only(report: Report) -> str | None:
-    return report.quantizer if isinstance(report.quantizer, str) else None
-
-
-def _point(report: Report, quantizer: str, alone: bool) -> OverviewPoint | None:
-    """The operating point, on the row of its quantizer."""
-    point = report.operating_point
-    if point is None:
-        return None
-    own = next((row for row in report.settings if row.setting == point.setting), None)
-    if not alone and ((own and own.quantizer) or "") != quantizer:
-        return None
-    return OverviewPoint(**{field.name: getattr(point, field.name) for field in fields(OverviewPoint)})
 
 
 def _clusters(row: OverviewRow) -> str:
@@ -233,45 +89,6 @@ _COLUMNS = (
 )
 
 
-@dataclass(frozen=True)
-class _Shared:
-    format: str
-    row: OverviewRow
-    result: OverviewSetting
-
-
-_SHARED = (
-    Column("format", lambda each: clean(each.format), numeric=False),
-    Column("protocol", lambda each: clean(each.row.protocol or DASH), numeric=False, keep=True),
-    Column("run", lambda each: clean(each.row.run), numeric=False),
-    Column("bits stored", lambda each: fixed(each.result.effective_bits), short="bits"),
-    Column("score", lambda each: fixed(each.result.score), keep=True),
-    Column(
-        "difference [interval]",
-        lambda each: with_interval(signed(each.result.diff), signed_interval(each.result.diff_ci)),
-    ),
-    Column("KL", lambda each: divergence(each.result.kl), optional=True, measured=False),
-    Column("agreement", lambda each: percent(each.result.agreement), optional=True, measured=False),
-    Column("verdict", lambda each: each.result.verdict, numeric=False, keep=True),
-)
-_SIDE_BY_SIDE = "formats under several protocols, each against its own full precision"
-
-
-def _shared(rows: list[OverviewRow]) -> list[_Shared]:
-    """The formats of one model that runs of more than one protocol have: a setting by its name or its quantizer's."""
-    known_names = {result.setting for row in rows for result in row.settings}
-    found = [
-        _Shared(result.format if result.format in known_names else result.setting, row, result)
-        for row in rows
-        for result in row.settings
-    ]
-    protocols: dict[str, set[str | None]] = {}
-    for each in found:
-        protocols.setdefault(each.format, set()).add(each.row.protocol)
-    both = [each for each in found if len(protocols[each.format]) > 1]
-    return sorted(both, key=lambda each: (each.format, each.row.protocol or "", each.row.run))
-
-
 def _by_model(rows: list[OverviewRow]) -> list[tuple[str, list[OverviewRow]]]:
     models = dict.fromkeys(row.model for row in rows)
     return [
@@ -286,8 +103,8 @@ def _tables(rows: list[OverviewRow]) -> list[tuple[str, Table]]:
     tables = []
     for model, some in _by_model(rows):
         tables.append((model, table_of(some, columns)))
-        if shared := _shared(some):
-            tables.append((f"{model}: {_SIDE_BY_SIDE}", table_of(shared, _SHARED)))
+        if shared := shared_formats(some):
+            tables.append((f"{model}: {SIDE_BY_SIDE}", shared_table(shared)))
     return tables
 
 

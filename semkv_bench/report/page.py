@@ -25,6 +25,7 @@ from semkv_bench.report.formatting import (
     signed_interval,
 )
 from semkv_bench.report.sections import Section, sections
+from semkv_bench.report.served import served_table
 from semkv_bench.report.tables import Table, detail_table, interval_table, settings_table, task_rows
 from semkv_bench.report.verdict import (
     cliff_words,
@@ -79,6 +80,7 @@ def page_of(
         ),
         _cliff(report),
         _measured(report),
+        _served(report),
         *sections(report),
         _tasks(report, examples),
         Section("remarks", "What to know of these records", points=tuple(remarks(report))),
@@ -153,6 +155,17 @@ def _measured(report: Report) -> Section:
             f"Answers as in the sweep: {found.answers_as_in_sweep} of {of} packed, "
             f"{found.plain_answers_as_in_sweep} plain.",
         ),
+    )
+
+
+def _served(report: Report) -> Section:
+    """What the engine's servers told of themselves, beside what was asked of them."""
+    return Section(
+        "served",
+        "What the servers said",
+        note="Type and size of the cache as each setting's own server tells them. The bits follow from its bytes, "
+        "those of full being 16.",
+        tables=(("", served_table(report)),) if report.served else (),
     )
 
 

@@ -10,7 +10,8 @@ from semkv_bench.errors import MissingError, UsageError
 from semkv_bench.files import parse_json
 from semkv_bench.records.runs import folders_of, short_names
 from semkv_bench.report.command import analysed_run, check_out
-from semkv_bench.report.overview import overview_rows, show_overview, write_overview
+from semkv_bench.report.overview import show_overview, write_overview
+from semkv_bench.report.overview_row import overview_rows
 from semkv_bench.stats.result import Report
 
 __all__ = ["OVERVIEWS", "make_overview", "report_in"]

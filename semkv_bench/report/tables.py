@@ -10,6 +10,7 @@ from semkv_bench.report.formatting import (
     clean,
     count,
     divergence,
+    divergences,
     fixed,
     interval,
     interval_words,
@@ -153,11 +154,25 @@ _DETAIL = (
     Column("difference detectable", lambda row: _yes_no(row.detectable), numeric=False),
     Column("runaway p", lambda row: p_value(row.runaway_p), optional=True),
     Column("agreement interval", lambda row: percents(row.agreement_ci), optional=True, measured=False),
+    Column("part by a token", lambda row: _parting(row, "by_token"), optional=True, measured=False),
+    Column("part by an end", lambda row: _parting(row, "by_end"), optional=True, measured=False),
+    Column("equal tokens before", lambda row: _parting(row, "place"), optional=True, measured=False),
+    Column("KL interval", lambda row: divergences(row.kl_ci), optional=True, measured=False),
     Column("top-1 agreement", lambda row: percent(row.top1_agreement), optional=True),
     Column(_NEEDED, lambda row: count(row.n_needed)),
     Column("records", lambda row: count(row.n)),
     Column("clusters", lambda row: count(row.n_clusters)),
 )
+
+
+def _parting(row: SettingResult, name: str) -> str:
+    """A share in percent, or a place in tokens, with its interval."""
+    if row.parting is None:
+        return DASH
+    value, ends = getattr(row.parting, name), getattr(row.parting, f"{name}_ci")
+    if name == "place":
+        return with_interval(fixed(value, 1), interval(ends, 1))
+    return with_interval(percent(value), percents(ends))
 
 
 def _yes_no(value: bool | None) -> str:

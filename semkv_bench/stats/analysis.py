@@ -48,6 +48,7 @@ from semkv_bench.stats.sensitivity import reacting_tasks
 from semkv_bench.stats.spending import Look, spent
 from semkv_bench.stats.texts import text_results
 from semkv_bench.stats.turns import recorded_units
+from semkv_bench.stats.witnesses import average_of, witnesses
 
 __all__ = ["analyze", "chance_level"]
 
@@ -193,6 +194,7 @@ def _settings(
     drops = seen_drops(paired, judgement, options, look)
     below = judgement.detectable & (judgement.moments.mean < 0)
     left = residuals(paired.settings, judgement.verdicts, below, cliffs)
+    beside = witnesses(paired, options, confidence)
     return tuple(
         SettingResult(
             setting=info.name,
@@ -215,7 +217,7 @@ def _settings(
             score=float(scores.mean[i]),
             score_ci=_pair(score_ci, i),
             **_comparison(paired, judgement, shown, options, i, look),
-            **_witnesses(paired, options, i, confidence),
+            **beside[i],
             allocation=allocations.get(i),
             detectable_drop=drops[i],
             residual=left[i],
@@ -241,7 +243,7 @@ def _comparison(
         nothing = ("diff", *_CLAIMS, "detectable", "n_needed")
         return dict.fromkeys(nothing) | {"diff_ci": NO_ENDS, "verdict": "reference"}
     worse, better = paired_counts(paired.measures["score"][:, i], paired.references["score"][:, i])
-    reference = _average(paired.references["score"][:, i], paired, options)
+    reference = average_of(paired.references["score"][:, i], paired, options)
     return {
         "reference_score": reference,
         "diff": float(judgement.moments.mean[i]),
@@ -253,43 +255,6 @@ def _comparison(
         "detectable": bool(judgement.detectable[i]),
         "verdict": judgement.verdicts[i],
         "n_needed": clusters_needed(judgement, i, options, look),
-    }
-
-
-def _average(values: np.ndarray, paired: PairedScores, options: StatsOptions) -> float | None:
-    """Average of cluster values [N] as scores are averaged, None where there are none."""
-    if np.isnan(values).all():
-        return None
-    column = values[:, None]
-    return float(moments(column, np.abs(column), paired.tasks, options.average, sizes=paired.sizes).mean[0])
-
-
-def _agreement(paired: PairedScores, options: StatsOptions, i: int, confidence: float) -> dict:
-    """Share of the answers that equals the reference's token by token, with its interval over clusters."""
-    values = paired.measures["agreement"][:, i : i + 1]
-    if np.isnan(values).all():
-        return {}
-    found = moments(
-        values, values, paired.tasks, options.average, sizes=paired.sizes, documents=paired.documents
-    )
-    bounds = score_interval(found, confidence)
-    ends = NO_ENDS if i == 0 else _pair(tuple(np.clip(end, 0, 1) for end in bounds), 0)
-    return {"agreement": float(found.mean[0]), "agreement_ci": ends}
-
-
-def _witnesses(paired: PairedScores, options: StatsOptions, i: int, confidence: float) -> dict:
-    """Runaway generations and agreement with the reference; they stand beside the verdict and do not decide it."""
-    runaway, reference = paired.measures["runaway"][:, i], paired.references["runaway"][:, i]
-    p = None
-    if i > 0 and not np.isnan(runaway).all():
-        fewer, more = paired_counts(runaway, reference)
-        p = exact_mcnemar(more, fewer)
-    return {
-        "runaway_rate": _average(runaway, paired, options),
-        "runaway_p": p,
-        "kl": _average(paired.measures["kl"][:, i], paired, options),
-        "top1_agreement": _average(paired.measures["top1_agreement"][:, i], paired, options),
-        **_agreement(paired, options, i, confidence),
     }
 
 

@@ -24,9 +24,10 @@ from semkv_bench.stats.options import StatsOptions
 __all__ = ["PairedScores", "SettingInfo", "cluster_labels", "pair"]
 
 _OUTCOMES = ("score", "prediction", "runaway", "kl", "top1_agreement", "new_tokens", "prompt_hash")
-_RELATIVE = ("kl", "top1_agreement", "agreement")
+_PARTED = ("parted_at", "parted_by_token", "parted_by_end")
+_RELATIVE = ("kl", "top1_agreement", "agreement", *_PARTED)
 _MOST_NAMED = 3
-_MEASURES = ("score", "runaway", "kl", "top1_agreement", "agreement", "nll")
+_MEASURES = ("score", "runaway", "nll", *_RELATIVE)
 
 
 @dataclass(frozen=True)
@@ -152,6 +153,7 @@ def pair(frame: pd.DataFrame, options: StatsOptions) -> PairedScores:
     row = pd.MultiIndex.from_frame(units[UNIT]).get_indexer(pd.MultiIndex.from_frame(frame[UNIT]))
     column = pd.Index(names).get_indexer(frame["setting"])
     _check_prompts(frame, row, column)
+    frame = frame.assign(**_partings(frame))
     grids = {name: _grid(frame[name], row, column, len(units), len(names)) for name in _MEASURES}
     outcome = _grid(_outcome_codes(frame), row, column, len(units), len(names))
     whole = ~np.isnan(grids["score"][:, 0])
@@ -173,6 +175,16 @@ def pair(frame: pd.DataFrame, options: StatsOptions) -> PairedScores:
         same_prompts=_joined(frame, "prompt_hash"),
         across_tasks=len(units[spread].drop_duplicates(["task", "example_id"])),
     )
+
+
+def _partings(frame: pd.DataFrame) -> dict[str, pd.Series]:
+    """``_PARTED`` of every row, from ``parted_at`` and ``parted_by``; NaN where answers were not compared."""
+    if not {"parted_at", "parted_by"} <= set(frame.columns):
+        return dict.fromkeys(_PARTED, pd.Series(np.nan, index=frame.index))
+    compared = frame["agreement"].notna()
+    shares = [(frame["parted_by"] == how).astype(float).where(compared) for how in ("token", "end")]
+    places = pd.to_numeric(frame["parted_at"], errors="coerce")
+    return dict(zip(_PARTED, (places, *shares), strict=True))
 
 
 def _assemble(

@@ -41,8 +41,10 @@ __all__ = [
     "Measured",
     "NoiseFloor",
     "OperatingPoint",
+    "Parting",
     "Report",
     "Sequential",
+    "Served",
     "SettingResult",
     "TaskResult",
 ]
@@ -83,6 +85,21 @@ class Layers:
 
     total: int
     quantized: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parting:
+    """How answers part from the reference's: the share of them that do by another token, and by an end of one.
+
+    ``place`` is the mean number of equal tokens before that, over the answers that part.
+    """
+
+    by_token: float
+    by_token_ci: Ends
+    by_end: float
+    by_end_ci: Ends
+    place: float | None
+    place_ci: Ends
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,9 +154,11 @@ class SettingResult:
     runaway_rate: float | None
     runaway_p: float | None
     kl: float | None
+    kl_ci: Ends = NO_ENDS
     top1_agreement: float | None
     agreement: float | None = None
     agreement_ci: Ends = NO_ENDS
+    parting: Parting | None = None
     allocation: Allocation | None = None
     detectable_drop: float | None = None
     residual: str | None = None
@@ -351,6 +370,24 @@ class LengthTrend:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Served:
+    """What the server of a setting said of its cache; null for what it does not tell.
+
+    mib: of ``cells`` tokens; bits: a value by these bytes, against 16 under the reference; effect: was a difference
+    from the reference's answers shown?
+    """
+
+    setting: str
+    type: str | None
+    mib: float | None
+    cells: int | None
+    bits: float | None
+    rotated: bool | None
+    build: str | None
+    effect: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Report:
     """Everything that is said of one set of records.
 
@@ -389,6 +426,7 @@ class Report:
     sequential: Sequential | None = None
     noise_floor: NoiseFloor | None = None
     batching: Batching | None = None
+    served: tuple[Served, ...] = ()
     measured: Measured | None = None
     warnings: tuple[str, ...] = ()
     methods: Methods | None = None

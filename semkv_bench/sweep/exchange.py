@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 from semkv_bench.config.compose import compose_config
 from semkv_bench.engine.served.answers import prompt_id
 from semkv_bench.errors import MissingError, UsageError
-from semkv_bench.files import check_writable, write_atomically
+from semkv_bench.files import check_writable, json_lines, read_text, write_atomically
 from semkv_bench.plan.plan import make_plan, prompt_hash
 from semkv_bench.sweep.command import sweep_once
 
@@ -61,8 +61,9 @@ def score_answers(answers: Path, prompts: Path | None, overrides: Sequence[str])
 
     prompts: the exported file; None takes the one whose description lies beside the answers.
 
-    Raises UsageError or MissingError where that cannot be told, or where an answer is missing.
+    Raises UsageError or MissingError where that cannot be told, or where an answer is missing or of no such prompt.
     """
+    read_text(answers)
     made = _beside(prompts) if prompts is not None else _only_export(answers.resolve().parent)
     try:
         exported = yaml.safe_load(made.read_text())["overrides"]
@@ -70,8 +71,24 @@ def score_answers(answers: Path, prompts: Path | None, overrides: Sequence[str])
         raise MissingError(
             f"{made} does not tell how the prompts were made; keep it beside the file that semkv-bench export wrote"
         ) from error
+    _check_prompts(answers, made.with_name(made.name.removesuffix(_ENDING) + ".jsonl"))
     path = str(answers).replace("'", r"\'")
     sweep_once(compose_config("sweep", [*exported, "engine=answers", f"engine.path='{path}'", *overrides]))
+
+
+def _check_prompts(answers: Path, prompts: Path) -> None:
+    """Raise UsageError for an answer to no exported prompt, or to one of other content."""
+    if not prompts.exists():
+        return
+    hashes = {row.get("id"): row.get("prompt_hash") for _, row in json_lines(prompts)}
+    for number, row in json_lines(answers):
+        name, where = row.get("id"), f"{answers}, line {number}"
+        if isinstance(name, str) and name not in hashes:
+            raise UsageError(f"{where}: {prompts.name} has no prompt {name}")
+        if row.get("prompt_hash") not in (None, hashes.get(name)):
+            raise UsageError(
+                f"{where}: its prompt_hash is another than that of {name} in {prompts.name}; it answers another prompt"
+            )
 
 
 def _beside(prompts: Path) -> Path:

@@ -21,6 +21,8 @@ from semkv_bench.report.content import GLOSSARY
 from semkv_bench.report.document import json_bytes
 from semkv_bench.report.examples import show_examples
 from semkv_bench.report.files import write_all
+from semkv_bench.report.served import served_of
+from semkv_bench.stats.result import plain
 
 FIGURES = (
     "score_vs_bits",
@@ -501,12 +503,37 @@ def test_dead_tasks_are_marked_by_task(report, frame, tmp_path):
     assert told in console.file.getvalue() and "\nniah_noise †" in console.file.getvalue()
 
 
+def test_what_the_servers_said_stands_beside_what_was_asked(report, frame, tmp_path):
+    servers = {
+        "full": {"keys": "f16", "values": "f16", "mib": 45.0, "cells": 2048, "rotated": False, "build": "b1"},
+        "q8_0/q4_0": {"keys": "q8_0", "values": "q4_0", "mib": 9.14, "cells": 1024, "rotated": True},
+        "fp8": {"type": "fp8_e4m3", "capacity": 1000.0, "version": "0.32"},
+    }
+    served = served_of({"servers": servers})
+    assert [(row.type, row.build) for row in served] == [
+        ("f16", "b1"),
+        ("q8_0/q4_0", None),
+        ("fp8_e4m3", "0.32"),
+    ]
+    assert served[0].bits == 16 and served[1].bits == pytest.approx(6.5, abs=0.01) and served[2].bits is None
+    report["served"] = plain(served)
+    paths = write(report, frame, {"environment": {"servers": servers, "cpu": "x"}}, tmp_path)
+    markdown = paths["report.md"].read_text()
+    assert "## What the servers said" in markdown
+    assert "| q8_0/q4_0 | q8_0/q4_0 | 9.14 | 1024 | 6.500 | yes |" in markdown and "Servers" not in markdown
+    assert served_of({}) == ()
+
+
 def test_agreement_of_answers_is_in_table_and_figure(report, frame, tmp_path):
     for row in report["settings"]:
         lost = row["setting"] == "affine-L2"
         row |= {"agreement": 0.123 if lost else 0.987, "agreement_ci": [0.05, 0.2] if lost else [None, None]}
+        parting = {"by_token": 0.75, "by_token_ci": [0.7, 0.8], "by_end": 0.2, "by_end_ci": [0.1, 0.3]}
+        row["parting"] = parting | {"place": 3.25, "place_ci": [2.5, 4.0]} if lost else None
     paths = write(report, frame, {}, tmp_path)
     markdown = paths["report.md"].read_text()
     assert "| 12.3% |" in markdown and "| [5.0, 20.0] |" in markdown
-    assert "affine-L2 12.3%" in Page(paths["report.html"].read_text()).text
+    assert "| 75.0% [70.0, 80.0] | 20.0% [10.0, 30.0] | 3.2 [2.5, 4.0] |" in markdown
+    told = "affine-L2 12.3% (part by a token 75.0%, by an end 20.0%)"
+    assert told in Page(paths["report.html"].read_text()).text
     assert "figures/agreement_vs_bits.svg" in paths

@@ -13,7 +13,10 @@ from semkv_bench.report import figures, overview
 from semkv_bench.report.command import portable
 from semkv_bench.report.document import json_bytes
 from semkv_bench.report.overview import draw_overview, show_overview, write_overview
+from semkv_bench.report.side_by_side import SIDE_BY_SIDE, shared_formats
 from semkv_bench.stats.plain import plain
+
+SERVED = dict.fromkeys(("type", "mib", "cells", "bits", "build", "effect")) | {"rotated": True}
 
 
 def variants(report) -> list[tuple[str, dict]]:
@@ -179,25 +182,34 @@ def test_simulation_and_engine_stand_side_by_side(report):
         "quantizer": "q8_0",
         "diff": -0.01,
         "diff_ci": [-0.03, 0.01],
+        "kl": 0.002,
+        "kl_ci": [0.001, 0.003],
     }
-    engine["protocol"] = "engine"
+    ours["settings"].append(
+        copy.deepcopy(ours["settings"][2]) | {"setting": "q8_0_rotated", "quantizer": "q8_0_rotated"}
+    )
+    engine |= {"protocol": "engine", "served": [SERVED | {"setting": "q8_0"}]}
     engine["settings"][2] |= {
         "setting": "q8_0",
         "quantizer": "llama.cpp",
         "diff": -0.02,
         "diff_ci": [-0.05, 0.0],
     }
-    ours["settings"][2]["agreement"], engine["settings"][2]["agreement"] = None, 0.91
+    for row in ours["settings"][2], ours["settings"][-1]:
+        row["agreement"] = None
+    engine["settings"][2]["agreement"] = 0.91
     for row in engine["settings"][3:]:
         row["setting"] = f"engine-{row['setting']}"
     rows = overview_rows([("ours", ours), ("llamacpp", engine)])
     assert [(row.protocol, row.run) for row in rows] == [("engine", "llamacpp"), ("prefill", "ours")]
-    shared = dict(overview._tables(rows))[f"{report['model']}: {overview._SIDE_BY_SIDE}"]
+    shared = dict(overview._tables(rows))[f"{report['model']}: {SIDE_BY_SIDE}"]
     assert {row[0] for row in shared.rows} == {"affine-L16", "q8_0"}
     cells = [dict(zip(shared.titles, row, strict=True)) for row in shared.rows if row[0] == "q8_0"]
-    assert [(cell["protocol"], cell["difference [interval]"], cell["agreement"]) for cell in cells] == [
-        ("engine", "-0.020 [-0.050, 0.000]", "91.0%"),
-        ("prefill", "-0.010 [-0.030, +0.010]", "–"),
+    assert [(c["protocol"], c["rotated"], c["difference [interval]"], c["agreement"]) for c in cells] == [
+        ("prefill", "no", "-0.010 [-0.030, +0.010]", "–"),
+        ("engine", "yes", "-0.020 [-0.050, 0.000]", "91.0%"),
+        ("prefill", "yes", "-0.010 [-0.030, +0.010]", "–"),
     ]
+    assert cells[0]["KL [interval]"] == "0.00200 [0.00100, 0.00300]"
     assert "side by side, never pooled" in overview._words(rows)[0]
-    assert not overview._shared(overview_rows([("ours", ours), ("again", ours)]))
+    assert not shared_formats(overview_rows([("ours", ours), ("again", ours)]))

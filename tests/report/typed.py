@@ -6,7 +6,7 @@ from typing import Any
 
 from semkv_bench import report as rendered
 from semkv_bench import stats
-from semkv_bench.report import content, examples, figures, overview, panels, tables, verdict
+from semkv_bench.report import content, examples, figures, overview_row, panels, tables, verdict
 from semkv_bench.report import sections as parts
 from semkv_bench.stats.plain import read
 from semkv_bench.stats.result import Cliff, Report
@@ -60,8 +60,8 @@ def cliff_words(planted: dict, quantizer: str | None, cliff: dict) -> str:
     return verdict.cliff_words(as_report(planted), quantizer, read(Cliff, cliff, "cliff"))
 
 
-def overview_rows(planted: list[tuple[str, dict]]) -> list[overview.OverviewRow]:
-    return overview.overview_rows([(name, as_report(each)) for name, each in planted])
+def overview_rows(planted: list[tuple[str, dict]]) -> list[overview_row.OverviewRow]:
+    return overview_row.overview_rows([(name, as_report(each)) for name, each in planted])
 
 
 def analyze(*given: Any, **options: Any) -> dict:

@@ -360,6 +360,40 @@ def test_agreement_of_answers_is_averaged_over_clusters():
     assert by_setting(analyze(frame.drop(columns="agreement"), FEW))["L4"]["agreement"] is None
 
 
+def test_where_and_how_answers_part_is_averaged_over_those_that_do():
+    """Of 100 answers 40 part by another token, after 2 or 6 equal ones, 10 by an end after 4, and 50 do not."""
+    ones = [1.0] * 100
+    by = [None] * 100 + ["token"] * 40 + ["end"] * 10 + [None] * 50
+    at = [None] * 100 + [2, 6] * 20 + [4] * 10 + [None] * 50
+    frame = records({"full": ones, "L4": ones}).assign(agreement=1.0, parted_by=by, parted_at=at)
+    rows = by_setting(analyze(frame, FEW))
+    parting = rows["L4"]["parting"]
+    assert rows["full"]["parting"] is None
+    assert (parting["by_token"], parting["by_end"]) == pytest.approx((0.4, 0.1))
+    assert parting["by_token_ci"][0] < 0.4 < parting["by_token_ci"][1] and parting["by_end_ci"][0] < 0.1
+    assert parting["place"] == pytest.approx(4)
+    # 50 places of variance 3.2: 4 +- 1.96 * sqrt(3.2 / 50).
+    assert parting["place_ci"] == pytest.approx([3.5, 4.5], abs=0.1)
+    frame.loc[frame.setting == "L4", "agreement"] = None
+    assert by_setting(analyze(frame, FEW))["L4"]["parting"] is None
+    none = frame.assign(agreement=1.0, parted_by=None, parted_at=None)
+    parting = by_setting(analyze(none, FEW))["L4"]["parting"]
+    assert (parting["by_token"], parting["by_end"], parting["place"], parting["place_ci"]) == (
+        0,
+        0,
+        None,
+        [None] * 2,
+    )
+
+
+def test_kl_has_an_interval_over_clusters():
+    ones = [1.0] * 100
+    frame = records({"full": ones, "L4": ones}, kl={"full": [0.0] * 100, "L4": [0.1, 0.3] * 50})
+    rows = by_setting(analyze(frame, FEW))
+    assert rows["full"]["kl_ci"] == [None, None]
+    assert rows["L4"]["kl_ci"] == pytest.approx([0.18, 0.22], abs=0.005)
+
+
 def test_bootstrap_against_the_known_spread():
     x = np.r_[np.ones(25), np.zeros(75)][:, None]
     means = resample_means(x, np.zeros(100, int), "macro", 20_000, 0)

@@ -51,24 +51,31 @@ def test_answers_become_a_run_folder(tmp_path, exported):
     assert set(frame[frame.setting == "q4"].prediction) == {"wrong"}
 
 
-@pytest.mark.parametrize(
-    ("spoil", "words"),
-    [
-        (lambda rows: rows[:-1], "has no answer to"),
-        (lambda rows: [*rows, rows[0]], "is answered twice"),
-        (lambda rows: [r for r in rows if r["setting"] != "full"], "no answers of the reference"),
-        (lambda rows: [{**rows[0], "text": 5}, *rows[1:]], "text must be a text"),
-        (lambda rows: [{**rows[0], "bits": 99}, *rows[1:]], "bits must be a number"),
-        (lambda rows: [{**r, "bits": None} for r in rows], "are not known; give them"),
-    ],
-)
-def test_answers_that_do_not_fit_are_one_line(tmp_path, exported, capsys, spoil, words):
-    assert main(["score", _answers(tmp_path, spoil(_all(exported))), f"out={tmp_path / 'run'}"]) == 2
-    assert words in capsys.readouterr().err
+SPOILT = [
+    (lambda rows: rows[:-1], "has no answer to 1 of 3 prompts under q4"),
+    (lambda rows: rows[: len(rows) // 2], "has no answer to"),
+    (lambda rows: [*rows, {**rows[0], "id": "else"}], "line 7: prompts.jsonl has no prompt else"),
+    (lambda rows: [{**rows[0], "prompt_hash": "0"}, *rows[1:]], "line 1: its prompt_hash is another"),
+    (lambda rows: [*rows, rows[0]], "is answered twice"),
+    (lambda rows: [r for r in rows if r["setting"] != "full"], "no answers of the reference"),
+    (lambda rows: [{**rows[0], "text": 5}, *rows[1:]], "text must be a text"),
+    (lambda rows: [{**rows[0], "bits": 99}, *rows[1:]], "bits must be a number"),
+    (lambda rows: [{**r, "bits": None} for r in rows], "are not known; give them"),
+]
+
+
+def test_answers_that_do_not_fit_are_one_line(tmp_path, exported, capsys):
+    for number, (spoil, words) in enumerate(SPOILT):
+        run = tmp_path / f"run{number}"
+        assert main(["score", _answers(tmp_path, spoil(_all(exported))), f"out={run}"]) == 2
+        assert words in capsys.readouterr().err
+        assert not any(path.stat().st_size for path in run.glob("records*"))
 
 
 def test_score_without_its_export_is_one_line(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["score", _answers(tmp_path, []), "out=run"]) == 2
     assert "holds no export" in capsys.readouterr().err
+    assert main(["score", "nowhere.jsonl", "out=run"]) == 3
+    assert "nowhere.jsonl cannot be read" in capsys.readouterr().err
     assert main(["score"]) == 2 and main(["export", "out=prompts.txt"]) == 2

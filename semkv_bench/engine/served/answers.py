@@ -1,5 +1,6 @@
 """Answers that were made elsewhere: prompts go out to a file, and an engine without an adapter answers them."""
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -88,6 +89,7 @@ class AnswersBackend(Backend):
 class _AnswersSession(Session):
     def __init__(self, label: str, backend: AnswersBackend):
         self.label = label
+        self.together = sys.maxsize  # what is missing is said before the first record
         self._lines = backend.lines
         self._path = backend.path
 
@@ -103,6 +105,8 @@ class _AnswersSession(Session):
         alone: Sequence[bool],
     ) -> Iterator[Answers]:
         """See ``Session``."""
+        for setting in settings:
+            self._check_whole(setting, examples)
         for example in examples:
             if example.turns > 1:
                 raise UsageError(
@@ -110,10 +114,16 @@ class _AnswersSession(Session):
                 )
             yield Answers([[self._outcome(setting, example) for setting in settings]])
 
+    def _check_whole(self, setting: Setting, examples: Sequence[Example]) -> None:
+        missing = [name for name in map(prompt_id, examples) if name not in self._lines[setting.name]]
+        if missing:
+            raise UsageError(
+                f"{self._path} has no answer to {len(missing)} of {len(examples)} prompts under {setting.name}, the "
+                f"first {missing[0]}; every prompt needs one under every setting"
+            )
+
     def _outcome(self, setting: Setting, example: Example) -> Outcome:
-        row = self._lines[setting.name].get(prompt_id(example))
-        if row is None:
-            raise UsageError(f"{self._path} has no answer to {prompt_id(example)} under {setting.name}")
+        row = self._lines[setting.name][prompt_id(example)]
         tokens = row.get("tokens")
         return Outcome(
             setting,

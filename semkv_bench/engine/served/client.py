@@ -111,7 +111,9 @@ class Client:
 
 
 class Dialect(ABC):
-    """How one kind of server is asked."""
+    """How one kind of server is asked; ``takes_ids``: by token ids, and not by text."""
+
+    takes_ids: bool = True
 
     def __init__(self, client: Client):
         self.client = client
@@ -216,7 +218,7 @@ class OpenAIServer(Dialect):
                 body["min_tokens"] = asked.min_new_tokens
         if asked.top:
             body["logprobs"] = asked.top
-        content = self.client.post("/v1/completions", body)
+        content = self._answered(body)
         choices = content.get("choices") or []
         if not choices:
             raise SemkvError(f"{self.client.url} answered without a choice")
@@ -233,6 +235,16 @@ class OpenAIServer(Dialect):
             details.get("cached_tokens"),
             bool(choice.get("truncated")),
         )
+
+    def _answered(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            return self.client.post("/v1/completions", body)
+        except ServerLost:
+            raise
+        except SemkvError as error:
+            if self.takes_ids and "refuses the request" in str(error):
+                raise SemkvError(f"{error}; if it takes no token ids, set engine.takes_ids=false") from error
+            raise
 
     def tokenize(self, text: str) -> list[int] | None:
         """See ``Dialect``: vLLM's interface."""

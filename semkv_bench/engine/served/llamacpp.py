@@ -7,13 +7,14 @@ import re
 import shlex
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
+from semkv_bench.checks import whole
 from semkv_bench.engine.backend import Backend
 from semkv_bench.engine.served.client import Client, LlamaServer
 from semkv_bench.engine.served.process import ServerProcess, free_port
@@ -77,15 +78,20 @@ class LlamaCppBackend(Backend):
         if self.temperature:
             raise UsageError("engine=llamacpp answers greedily; leave engine.temperature out")
         for key in ("together", "concurrency", "top"):
-            if getattr(self, key) < 1:
-                raise UsageError(f"engine.{key}={getattr(self, key)} must be at least 1")
+            whole(f"engine.{key}", getattr(self, key), 1)
+        whole("engine.threads", self.threads, 1, or_null=True)
+        if isinstance(self.types, str | Mapping):
+            raise UsageError(f"engine.types={self.types} must be a list: engine.types=[f16,q8_0,q4_0]")
         if not self.types or str(self.types[0]) not in FULL_TYPES:
             raise UsageError(
                 f"engine.types={list(self.types)} must begin with the reference, f16 or bf16: "
                 "engine.types=[f16,q8_0,q4_0]"
             )
         for spelled in self.types:
-            for kind in str(spelled).split("/"):
+            kinds = str(spelled).split("/")
+            if len(kinds) > 2:
+                raise UsageError(f"engine.types: {spelled} must be TYPE or KEYS/VALUES, such as q8_0/q4_0")
+            for kind in kinds:
                 if kind not in GGML_BITS:
                     raise UsageError(
                         f"llama.cpp has no cache type {kind!r}; choose from {', '.join(GGML_BITS)}"
@@ -150,6 +156,7 @@ class LlamaCppBackend(Backend):
                 self._started(self.gguf(source), keys, values, cells, port),
                 log or Path(scratch) / "log",
                 {} if self.rotation is not False else {"LLAMA_ATTN_ROT_DISABLE": "1"},
+                f"xllamacpp, {keys}/{values}" if self.command is None else None,
             )
             with process:
                 dialect = LlamaServer(Client(f"http://127.0.0.1:{port}", seconds=self.request_seconds))
@@ -197,7 +204,9 @@ class LlamaCppSession(ServedSession):
             printed = up.process.printed()
             caches = stored_caches(printed)
             check_caches(setting, caches)
-            yield Served(up.dialect, _says(setting, printed, caches))
+            says = _says(setting, printed, caches)
+            check_bytes(setting, says, self.said.get("full"))
+            yield Served(up.dialect, says)
 
     def close(self) -> None:
         """See ``Session``."""
@@ -252,6 +261,18 @@ def check_caches(setting: ServedSetting, caches: Sequence[StoredCache]) -> None:
                     f"{setting.name}: the server's {mib:g} MiB and {other_mib:g} MiB do not agree with {bits:g} and "
                     f"{other_bits:g} bits a value"
                 )
+
+
+def check_bytes(setting: ServedSetting, says: Mapping[str, Any], full: Mapping[str, Any] | None) -> None:
+    """Raise SemkvError where the bytes of a token do not shrink from those of ``full`` as the bits do."""
+    if setting.name == "full" or full is None or not full["mib"]:
+        return
+    bits = 16 * (says["mib"] / says["cells"]) / (full["mib"] / full["cells"])
+    if abs(bits - setting.bits) > setting.bits * (2 * _CLOSE + 4 * _ROUNDED_MIB / says["mib"]):
+        raise SemkvError(
+            f"{setting.name}: the server's {says['mib']:g} MiB for {says['cells']} tokens are {bits:.2f} bits a value "
+            f"beside those of full, not {setting.bits:g}: it does not store what was asked for"
+        )
 
 
 def _says(setting: ServedSetting, printed: str, caches: Sequence[StoredCache]) -> dict[str, Any]:

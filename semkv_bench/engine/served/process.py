@@ -1,6 +1,7 @@
 """A server as a process: started, awaited, and ended with all that it started."""
 
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -28,11 +29,19 @@ def free_port() -> int:
 class ServerProcess:
     """A command that serves, under a supervisor that ends it when this process ends in any way.
 
-    log: file that gets what the server prints, which tells what it really did.
+    log: file that gets what the server prints, which tells what it really did. name: what errors call it, its command
+    where None.
     """
 
-    def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None):
+    def __init__(
+        self,
+        command: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+        name: str | None = None,
+    ):
         self.command = list(command)
+        self._name = name
         self.log = log
         self._environment = {**os.environ, **(environment or {})}
         self._process: subprocess.Popen | None = None
@@ -84,18 +93,18 @@ class ServerProcess:
                     raise MissingError(
                         f"there is no program {self.command[0]!r}; install it or give its path"
                     )
-                raise SemkvError(f"the server ended before it was ready ({self._named}): {last}")
+                raise SemkvError(f"the server ended before it was ready ({self._named}); {last}")
             if time.monotonic() > limit:
                 raise SemkvError(
                     f"the server was not ready within {seconds:g} s ({self._named}); give it more time by "
-                    f"engine.start_seconds: {self._last_lines()}"
+                    f"engine.start_seconds, or mend its command; {self._last_lines()}"
                 )
             time.sleep(_POLL)
 
     @property
     def _named(self) -> str:
-        return " ".join(self.command[:3])
+        return self._name or shlex.join(self.command)
 
     def _last_lines(self) -> str:
         lines = [line.strip() for line in self.printed().splitlines() if line.strip()]
-        return " | ".join(lines[-_SHOWN_LINES:])
+        return f"its last lines: {' | '.join(lines[-_SHOWN_LINES:])}" if lines else "it printed nothing"

@@ -152,7 +152,7 @@ class ServedSession(Session):
             turn = example.at(number)
             fed = example.input_ids if number == 0 else example.follow_ups[number - 1].input_ids
             ids = (*ids, *fed)
-            asked = self._request(ids, turn, self.options.logprobs)
+            asked = self._request(dialect, ids, turn, self.options.logprobs)
             answer = dialect.complete(asked)
             check_completion(setting.name, asked, answer)
             if number == 0:
@@ -167,27 +167,36 @@ class ServedSession(Session):
                 ids = (*ids, *answer.tokens)
         return _Answer(tuple(turns), tuple(contexts), forced)
 
-    def _request(self, ids: tuple[int, ...], turn: Example, top: int) -> Asked:
+    def _request(self, dialect: Dialect, ids: tuple[int, ...], turn: Example, top: int) -> Asked:
         stops = frozenset(turn.stop_token_ids)
         return Asked(
             ids,
-            self.tokenizer.decode(list(ids), skip_special_tokens=False),
+            self._text(dialect, ids),
             turn.max_new_tokens,
             stops,
             turn.min_new_tokens,
             top,
         )
 
+    def _text(self, dialect: Dialect, ids: tuple[int, ...]) -> str:
+        return "" if dialect.takes_ids else self.tokenizer.decode(list(ids), skip_special_tokens=False)
+
     def _forced(
         self, setting: ServedSetting, dialect: Dialect, ids: tuple[int, ...], turn: Example
     ) -> tuple[LogProbs, ...]:
-        """The likeliest next tokens along the reference answer, of every setting at the same places."""
+        """The likeliest next tokens along the reference answer, of every setting at the same places.
+
+        None where a server without token ids cuts the text with the answer into other tokens.
+        """
         if not self.options.teacher_tokens:
             return ()
         found = []
         for place in range(min(self.options.teacher_tokens, len(turn.target_ids))):
-            asked = Asked((*ids, *turn.target_ids[:place]), "", 1, top=self.options.top, reuse=True)
+            read = (*ids, *turn.target_ids[:place])
+            asked = Asked(read, self._text(dialect, read), 1, top=self.options.top, reuse=True)
             answer = dialect.complete(asked)
+            if not dialect.takes_ids and answer.prompt_tokens not in (None, len(read)):
+                return ()
             check_completion(setting.name, asked, answer)
             if not answer.logprobs:
                 return ()

@@ -5,6 +5,7 @@ closes, and the command goes with all that it has started, in its process group 
 """
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -25,7 +26,8 @@ def main(command: list[str]) -> int:
 
 
 def _end_with_the_pipe(pid: int) -> None:
-    while sys.stdin.buffer.read(4096):
+    # Not by sys.stdin, whose lock this thread would hold when the interpreter ends with the server.
+    while os.read(0, 4096):
         pass
     end(pid)
 

@@ -39,3 +39,26 @@ def test_a_run_on_llamacpp(tmp_path):
     said = json.loads((run / "environment.json").read_text())["sessions"][-1]["servers"]
     assert said["q8_0/q4_0"]["keys"] == "q8_0" and said["q2_0"]["rotated"] is True
     assert main(command) == 0 and len(read_run(run)[0]) == len(frame)
+
+
+@pytest.mark.slow
+def test_without_its_rotation(tmp_path):
+    run = tmp_path / "run"
+    command = [
+        "sweep",
+        "engine=llamacpp",
+        "model=smollm2",
+        "engine.rotation=false",
+        "engine.types=[f16,q4_0]",
+    ]
+    small = [
+        "subset=[niah_noise]",
+        "task.length=150",
+        "per_task=1",
+        "engine.teacher_tokens=1",
+        "engine.threads=1",
+    ]
+    assert main([*command, *small, f"out={run}"]) == 0
+    said = json.loads((run / "environment.json").read_text())["sessions"][-1]["servers"]
+    assert said["q4_0"]["rotated"] is False and said["q4_0"]["build"]
+    assert said["full"]["mib"] / said["q4_0"]["mib"] == pytest.approx(16 / 4.5, rel=0.01)

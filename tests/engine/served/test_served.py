@@ -5,14 +5,16 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
 
+from semkv_bench.engine.served.client import Client
 from semkv_bench.engine.served.completion import coarse_kl
-from semkv_bench.engine.served.llamacpp import LlamaCppBackend, check_caches, stored_caches
+from semkv_bench.engine.served.llamacpp import LlamaCppBackend, check_bytes, check_caches, stored_caches
 from semkv_bench.engine.served.presets import PRESETS, Said, preset_of
 from semkv_bench.engine.served.process import ServerProcess, free_port
 from semkv_bench.engine.served.server import ServerBackend, check_said
@@ -99,9 +101,99 @@ def test_a_server_that_lies_is_caught(lies, words):
         _run(_backend(*lies, attempts=2))
 
 
-def test_a_busy_server_is_waited_for():
-    answers, _ = _run(_backend("busy", types={"full": "f16", "q4_0": "q4_0"}, concurrency=1), count=1)
+def _vllm(*lies, types=None, **options):
+    """The same server by OpenAI's interface, telling its type and room as vLLM does."""
+    types = types or {"full": "bfloat16", "fp8": "fp8"}
+    return _backend(*lies, types=types, **{"preset": "vllm", "top": 2, **options})
+
+
+@pytest.mark.parametrize("takes_ids", [True, False])
+def test_openai_servers_are_asked_by_ids_or_by_text(takes_ids):
+    answers, said = _run(_vllm(takes_ids=takes_ids))
+    full, fp8 = answers[0].turns[0]
+    assert full.text == "15 16 17 18" and full.tokens == ([15, 16, 17, 18] if takes_ids else None)
+    assert full.kl == 0 < fp8.kl and fp8.top1_agreement == 1
+    assert said["fp8"] == {"type": "fp8", "capacity": 2000.0, "version": "9.9", "effect": "shown"}
+
+
+def test_a_server_without_token_ids_is_pointed_to_text():
+    with pytest.raises(SemkvError, match=r"refuses the request \(400\).*set engine.takes_ids=false"):
+        _run(_vllm("words_only"))
+    assert len(_run(_vllm("words_only", takes_ids=False))[0]) == 3
+
+
+@pytest.mark.parametrize(
+    ("lies", "words"),
+    [
+        (("ignores",), "fp8: all 3 answers and their log-probabilities equal those of full"),
+        (("says=bfloat16",), "fp8: asked for fp8, the server stores bfloat16"),
+        (("no_room",), r"fp8: the server has room for 1\.00 times the tokens of full"),
+        (("cached",), "took 5 tokens from its prompt cache"),
+        (("truncates",), "the server cut a prompt of 3 tokens"),
+        (("other",), "counts 2 tokens in a prompt of 3"),
+        (("retokenizes",), "its tokenizer is another"),
+        (("nan",), "a log-probability that is not finite"),
+        (("dies",), "it was started twice"),
+        (("hollow",), "answered without a choice"),
+    ],
+)
+def test_an_openai_server_that_lies_is_caught(lies, words):
+    with pytest.raises(SemkvError, match=words):
+        _run(_vllm(*lies, attempts=2))
+
+
+@pytest.mark.parametrize(("backend", "trouble"), [(_backend, "busy"), (_vllm, "limits"), (_vllm, "drops")])
+def test_a_server_in_trouble_is_waited_for(backend, trouble):
+    types = {"full": "f16", "q4_0": "q4_0"} if backend is _backend else {"full": "bfloat16", "fp8": "fp8"}
+    answers, _ = _run(backend(trouble, types=types, concurrency=1, teacher_tokens=0), count=1)
     assert len(answers) == 1
+
+
+@pytest.mark.parametrize("backend", [_backend, _vllm])
+def test_a_server_that_dies_is_started_once_more_and_no_answer_comes_twice(backend, tmp_path, caplog):
+    lie = f"dies_once={tmp_path / 'died'}"
+    answers, _ = _run(backend(lie, concurrency=1, teacher_tokens=0, attempts=2), count=6)
+    assert [answer.turns[0][0].tokens[0] for answer in answers] == [15, 16, 17, 18, 19, 20]
+    assert "started once more for 4 examples" in caplog.text
+
+
+def test_running_servers_are_asked_where_they_are(tmp_path):
+    ports = [free_port(), free_port()]
+    commands = [
+        [sys.executable, str(FAKE), str(port), f"type={kind}"]
+        for port, kind in zip(ports, ("bfloat16", "fp8"), strict=True)
+    ]
+    with ExitStack() as stack:
+        for number, command in enumerate(commands):
+            server = stack.enter_context(ServerProcess(command, tmp_path / f"log{number}"))
+            client = Client(f"http://127.0.0.1:{ports[number]}")
+            server.wait_until(lambda client=client: client.get("/health") is not None, 60)
+        urls = [f"http://127.0.0.1:{port}" for port in ports]
+        servers = {"full": urls[0], "mine": {"url": f"{urls[1]}/v1", "bits": 8}}
+        answers, said = _run(ServerBackend(servers=servers, preset="vllm", concurrency=4), count=5)
+        assert len(answers) == 5 and said["mine"]["type"] == "fp8"
+        wrong = {**servers, "mine": {"url": urls[1], "bits": 4}}
+        with pytest.raises(SemkvError, match="mine: the server stores fp8, of 8 bits a value, not 4"):
+            _run(ServerBackend(servers=wrong, preset="vllm"))
+    with pytest.raises(
+        MissingError, match=f"full: no server answers at http://127.0.0.1:{ports[0]}; start it"
+    ):
+        _run(ServerBackend(servers=servers, preset="vllm"))
+
+
+def test_full_that_does_not_tell_its_bits_is_said(caplog):
+    for types, words in (
+        ({"full": "auto", "fp8": "fp8"}, "auto"),
+        ({"full": "fp8", "q4_0": "q4_0"}, "stores fp8"),
+    ):
+        with pytest.raises(SemkvError, match=f"full: the server .*{words}"):
+            _run(_vllm(types=types))
+    unknown = {"preset": "openai", "teacher_tokens": 0, "bits": {"q4_0": 4.5}}
+    types = {"full": "auto", "q4_0": "q4_0"}
+    with pytest.raises(SemkvError, match="auto"):
+        _run(_vllm(types=types, **unknown))
+    answers, _ = _run(_vllm(types=types, **{**unknown, "bits": {"full": 16, "q4_0": 4.5}}))
+    assert len(answers) == 3 and "does not tell how it stores its cache" in caplog.text
 
 
 def test_a_server_that_never_starts_is_named():
@@ -114,8 +206,27 @@ def test_a_server_that_never_starts_is_named():
                 start_seconds=20,
             )
         )
-    with pytest.raises(SemkvError, match="ended before it was ready"):
+    with pytest.raises(
+        SemkvError, match=r"ended before it was ready .*; its last lines: .*KeyError: 'nonsense'"
+    ):
         _run(_backend(types={"full": "nonsense"}))
+
+
+def test_last_words_are_the_servers_own(tmp_path):
+    """The supervisor ends with the server and adds nothing, whether the server printed anything or not."""
+    for number, (code, words) in enumerate(
+        [("raise SystemExit('no such type')", "no such type"), ("", None)]
+    ):
+        with ServerProcess([sys.executable, "-c", code], tmp_path / f"log{number}") as process:
+            end = f"its last lines: {words}$" if words else "it printed nothing$"
+            with pytest.raises(SemkvError, match=end):
+                process.wait_until(lambda: False, 60)
+    sleeps = [sys.executable, "-c", "import time; time.sleep(60)"]
+    with (
+        ServerProcess(sleeps, tmp_path / "log", name="slow") as process,
+        pytest.raises(SemkvError, match=r"not ready within 0\.2 s \(slow\).*engine.start_seconds"),
+    ):
+        process.wait_until(lambda: False, 0.2)
 
 
 def _alive(pid):
@@ -176,6 +287,17 @@ def test_what_llamacpp_says_of_its_cache_must_be_what_was_asked():
         check_caches(served_setting("q4_0", "q4_0", "e", None, GGML_BITS), [])
 
 
+def test_the_bytes_of_llamacpp_must_shrink_with_the_bits():
+    full = {"mib": 45.0, "cells": 2048}
+    q8_0 = served_setting("q8_0", "q8_0", "e", None, GGML_BITS)
+    check_bytes(q8_0, {"mib": 23.91, "cells": 2048}, full)
+    check_bytes(q8_0, {"mib": 11.95, "cells": 1024}, full)
+    with pytest.raises(
+        SemkvError, match=r"45 MiB for 2048 tokens are 16\.00 bits a value beside those of full, not 8\.5"
+    ):
+        check_bytes(q8_0, full, full)
+
+
 def test_types_of_llamacpp_become_settings():
     backend = LlamaCppBackend(types=["f16", "q4_0", "q8_0/q4_0", "q8_0"])
     assert [(s.name, s.bits) for s in backend.settings(None)] == [
@@ -191,6 +313,9 @@ def test_types_of_llamacpp_become_settings():
         (["q8_0"], "must begin with the reference"),
         (["f16", "q9"], "no cache type 'q9'"),
         ([], "must begin"),
+        ("f16", "must be a list"),
+        (["f16", "q8_0/q4_0/q4_0"], "must be TYPE or KEYS/VALUES"),
+        (["f16", "q8_0/"], "no cache type ''"),
     ):
         with pytest.raises(UsageError, match=words):
             LlamaCppBackend(types=types)
@@ -220,14 +345,36 @@ def test_servers_are_told_by_their_command_and_priced_with_native_layers():
         ({"servers": {"a": "u"}}, "named full"),
         ({"servers": {"full": "u"}, "preset": "x"}, "not known"),
         ({"servers": {"full": "u"}, "temperature": 1.0}, "greedily"),
+        ({"servers": {"full": "u"}}, "full has no url such as http://"),
+        ({"servers": "http://h"}, "must name settings"),
+        ({"servers": {"full": "http://h"}, "concurrency": 0}, "engine.concurrency=0 must be"),
+        (
+            {"servers": {"full": "http://h", "a": {"url": "http://h", "bits": 99}}},
+            "the bits of a, 99, must be",
+        ),
+        (
+            {"servers": {"full": "http://h", "a": {"url": "http://h", "bits": "x"}}},
+            "the bits of a, x, must be",
+        ),
+        ({"command": "run 'a {type} {port}", "types": {"full": "f16"}}, "is no command line"),
+        ({"command": "run {type} {port}", "types": {"full": "f16", "a": "q8_0/q4_0"}}, "apart"),
     ):
         with pytest.raises(UsageError, match=words):
-            ServerBackend(**options)
+            ServerBackend(**options).settings(None)
+    both = ServerBackend(
+        command="run -k {keys} -v {values} {port}",
+        types={"full": "f16", "a": "q8_0/q4_0"},
+        preset="llama-server",
+    )
+    assert both.settings(None)[1].bits == 6.5
 
 
 def test_native_layers_are_counted_in_16_bits():
     backend = ServerBackend(
-        servers={"full": {"url": "u", "type": "f16"}, "tq": {"url": "u", "type": "turboquant_4bit_nc"}},
+        servers={
+            "full": {"url": "http://h", "type": "f16"},
+            "tq": {"url": "http://h", "type": "turboquant_4bit_nc"},
+        },
         preset="vllm",
     )
     _, tq = backend.settings(None)
@@ -241,13 +388,18 @@ def test_what_other_servers_say_is_held_against_what_was_asked():
     fp8 = served_setting("fp8", "fp8", "vllm", None, vllm.bits)
     for said in (Said("auto", None), Said("fp8", None)):
         with pytest.raises(SemkvError, match="full: the server"):
-            check_said(full, said, None, vllm)
-    check_said(full, Said("bfloat16", 1000.0), None, vllm)
-    check_said(fp8, Said("fp8_e4m3", 1990.0), Said("bfloat16", 1000.0), vllm)
+            check_said(full, said, None, vllm, layers=32)
+    check_said(full, Said("bfloat16", 1000.0), None, vllm, layers=32)
+    check_said(fp8, Said("fp8_e4m3", 1990.0), Said("bfloat16", 1000.0), vllm, layers=32)
     with pytest.raises(SemkvError, match=r"room for 1\.00 times the tokens"):
-        check_said(fp8, Said("fp8", 1000.0), Said("bfloat16", 1000.0), vllm)
+        check_said(fp8, Said("fp8", 1000.0), Said("bfloat16", 1000.0), vllm, layers=32)
     with pytest.raises(SemkvError, match="asked for fp8, the server stores bfloat16"):
-        check_said(fp8, Said("bfloat16", None), None, vllm)
+        check_said(fp8, Said("bfloat16", None), None, vllm, layers=32)
+    # Four of the 32 layers stay in 16 bits: 5.66 bits over all of them.
+    tq4 = served_setting("tq4", "turboquant_4bit_nc", "vllm", None, vllm.bits, native_layers=4)
+    check_said(tq4, Said("turboquant_4bit_nc", 2825.0), Said("bfloat16", 1000.0), vllm, layers=32)
+    with pytest.raises(SemkvError, match=r"where 5\.66406 bits would give 2\.82 times"):
+        check_said(tq4, Said("turboquant_4bit_nc", 1400.0), Said("bfloat16", 1000.0), vllm, layers=32)
 
 
 def test_coarse_kl_by_hand_is_a_lower_bound():
