@@ -184,7 +184,7 @@ def test_running_servers_are_asked_where_they_are(tmp_path):
 def test_full_that_does_not_tell_its_bits_is_said(caplog):
     for types, words in (
         ({"full": "auto", "fp8": "fp8"}, "auto"),
-        ({"full": "fp8", "q4_0": "q4_0"}, "stores fp8"),
+        ({"full": "fp8", "small": "fp8"}, "stores fp8"),
     ):
         with pytest.raises(SemkvError, match=f"full: the server .*{words}"):
             _run(_vllm(types=types))
@@ -233,9 +233,10 @@ def _alive(pid):
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, None])
 def test_no_server_outlives_whoever_started_it(tmp_path, number):
-    server = tmp_path / "server.py"
+    """Killed, ended, interrupted or failed (None): server and what it started are gone, by their ids."""
+    server, log = tmp_path / "server.py", tmp_path / "log"
     server.write_text(
         "import os, subprocess, sys, time\n"
         "wait = [sys.executable, '-c', 'import time; time.sleep(99)']\n"
@@ -246,21 +247,23 @@ def test_no_server_outlives_whoever_started_it(tmp_path, number):
     inside = (
         "import sys, time, pathlib\n"
         "from semkv_bench.engine.served.process import ServerProcess\n"
-        'code = \'import os,subprocess,sys,time; p=subprocess.Popen([sys.executable,"-c","import time;time.sleep(99)"],'
-        "start_new_session=True); print(os.getpid(), p.pid, flush=True); time.sleep(99)'\n"
-        f"with ServerProcess([sys.executable, '-c', code], pathlib.Path({str(tmp_path / 'log')!r})):\n"
-        "    time.sleep(99)\n"
+        f"log = pathlib.Path({str(log)!r})\n"
+        f"with ServerProcess([sys.executable, {str(server)!r}], log) as process:\n"
+        "    process.wait_until(lambda: len(log.read_text().split()) == 2, 60)\n"
+        f"    time.sleep({0 if number is None else 99})\n"
+        "    raise RuntimeError('failed')\n"
     )
-    owner = subprocess.Popen([sys.executable, "-c", inside], env=dict(os.environ))
-    log = tmp_path / "log"
+    owner = subprocess.Popen([sys.executable, "-c", inside], env=dict(os.environ), stderr=subprocess.DEVNULL)
     for _ in range(600):
         if log.exists() and len(log.read_text().split()) == 2:
             break
         time.sleep(0.1)
     pids = [int(word) for word in log.read_text().split()]
-    assert len(pids) == 2 and all(map(_alive, pids))
-    owner.send_signal(number)
-    owner.wait(30)
+    assert len(pids) == 2
+    if number is not None:
+        assert all(map(_alive, pids))
+        owner.send_signal(number)
+    assert owner.wait(30)
     for _ in range(200):
         if not any(map(_alive, pids)):
             break
