@@ -22,7 +22,7 @@ from semkv_bench.report.document import json_bytes
 from semkv_bench.report.examples import show_examples
 from semkv_bench.report.files import write_all
 from semkv_bench.report.served import served_of
-from semkv_bench.stats.result import plain
+from semkv_bench.stats.plain import plain
 
 FIGURES = (
     "score_vs_bits",
