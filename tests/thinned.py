@@ -17,11 +17,15 @@ def thinned(values: Iterable[Any], *often: Any) -> list[Any]:
 def of_models(cases: Sequence[tuple], *often: tuple) -> list[Any]:
     """Parameters of the fixture ``tiny`` and of each case: all cases of the models that go their own way.
 
-    Of those that are like Llama, the last case alone. All but ``often`` are marked slow, and all of the latter.
+    Of those that are like Llama, the last case alone. All but ``often`` are marked slow, and all of the latter; with
+    a model's name before a case it is often of that model alone.
     """
     slow = pytest.mark.slow
     own = [(name, case) for name in OWN_WAY for case in cases]
     return [
-        *(pytest.param(name, *case, marks=[] if case in often else [slow]) for name, case in own),
+        *(
+            pytest.param(name, *case, marks=[] if case in often or (name, *case) in often else [slow])
+            for name, case in own
+        ),
         *(pytest.param(name, *cases[-1], marks=slow) for name in LIKE_LLAMA),
     ]

@@ -210,7 +210,11 @@ ASK_THE_MODEL = [
 ]
 
 
-@pytest.mark.parametrize(("tiny", "label"), of_models(ASK_THE_MODEL, *ASK_THE_MODEL), indirect=["tiny"])
+@pytest.mark.parametrize(
+    ("tiny", "label"),
+    of_models(ASK_THE_MODEL, *(("llama", *case) for case in ASK_THE_MODEL)),
+    indirect=["tiny"],
+)
 def test_a_row_is_ranked_alike_alone_and_together(tiny, label):
     settings = TwoLevelMixes(16, 12, 0.5, label, ["shared", "layer"]).settings(Affine(), Affine())
     label, block = settings[0].keys.allocation.metric, 4

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from thinned import thinned
 
 from semkv_bench.cli import main
 from semkv_bench.config.compose import compose_config
@@ -125,8 +126,8 @@ def test_without_a_baseline_nothing_is_run(local_folder, tmp_path, capsys):
         ("quantizer.group_size=8", "in quantizer, grid (quantizer.group_size: None there, 8 here; grid: "),
         ("grid.key_levels=[16,6,4,16]", "(grid: ['affine-L3'] there, ['affine-K4V3'] here);"),
         ("quantizer=turboquant", "differs from the baseline in quantizer, grid"),
-        ("engine.temperature=1", "differs from the baseline in engine"),
-        ("model.label=another", "differs from the baseline in model"),
+        pytest.param("engine.temperature=1", "differs from the baseline in engine", marks=pytest.mark.slow),
+        pytest.param("model.label=another", "differs from the baseline in model", marks=pytest.mark.slow),
         ("judge.min_examples=2", "judge.min_examples=2 must be at least 4"),
         ("judge.kl_tolerance=0", "judge.kl_tolerance=0"),
         ("shard=1/2", "judges whole sweeps"),
@@ -172,7 +173,7 @@ def test_update_shows_the_difference_and_then_accepts_it(place, tmp_path, capsys
     assert main(arguments) == 0
 
 
-@pytest.mark.parametrize("options", [[], ["--json"]])
+@pytest.mark.parametrize("options", thinned([[], ["--json"]], []))
 def test_a_move_stays_a_move_where_nobody_reads_on(options, place, tmp_path, monkeypatch):
     content = json.loads((place / "baseline.json").read_text())
     content["settings"]["affine-L6"]["effective_bits"] += 0.5
