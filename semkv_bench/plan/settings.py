@@ -1,5 +1,7 @@
 """The settings that a configuration asks for."""
 
+import logging
+from collections.abc import Sequence
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -11,6 +13,8 @@ from semkv_bench.settings.reading import ReadAll
 from semkv_bench.settings.setting import FULL, Setting, uniform_settings
 
 __all__ = ["method_pairs", "planned_settings", "quantizers"]
+
+log = logging.getLogger(__name__)
 
 
 def quantizers(config: DictConfig) -> tuple[Quantizer, Quantizer]:
@@ -42,7 +46,11 @@ def planned_settings(config: DictConfig) -> tuple[Setting, ...]:
     """``full``, the uniform grid of every method and what allocation and reading add, with distinct names."""
     pairs = method_pairs(config)
     points = [_plain(config.grid[name]) for name in ("levels", "key_levels", "value_levels")]
-    grids = [setting for pair in pairs for setting in uniform_settings(*pair, *points)]
+    several = len(pairs) > 1
+    grids = []
+    for pair in pairs:
+        uniform = uniform_settings(*pair, *points)
+        grids += _possible(uniform) if several else uniform
     allocation = build(config.allocation, "allocation")
     reads = build(config.read, "read") if config.get("read") else ReadAll()
     allocated: list[Setting] = []
@@ -55,6 +63,26 @@ def planned_settings(config: DictConfig) -> tuple[Setting, ...]:
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise UsageError(f"the sweep holds {', '.join(repeated)} more than once")
     return settings
+
+
+def _possible(settings: Sequence[Setting]) -> Sequence[Setting]:
+    """Those of a method's settings whose level counts its codes have; all where none has, so that this is refused."""
+    kept = [setting for setting in settings if not _missing(setting)]
+    if not kept or len(kept) == len(settings):
+        return settings
+    left = ", ".join(setting.name for setting in settings if setting not in kept)
+    log.warning("of this grid %s leaves out %s: its codes have no such level counts", kept[0].quantizer, left)
+    return kept
+
+
+def _missing(setting: Setting) -> bool:
+    try:
+        for side in (setting.keys, setting.values):
+            for count, _ in [] if side is None else side.allocation.parts(2):
+                side.quantizer.check_levels(count)
+    except UsageError:
+        return True
+    return False
 
 
 def _plain(node: Any) -> Any:

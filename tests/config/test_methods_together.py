@@ -23,6 +23,26 @@ def test_every_method_has_the_grid_and_full_is_there_once():
     assert config.quantizer is None
 
 
+def test_a_method_takes_the_points_that_its_codes_have_and_says_so(caplog):
+    config = compose_config("sweep", ["methods=[affine,cq,vllm_int8_per_token_head]", "grid.levels=[16,4,3]"])
+    names = [setting.name for setting in planned_settings(config)]
+    assert names == [
+        "full",
+        "affine-L16",
+        "affine-L4",
+        "affine-L3",
+        "cq-L4",
+        "cq-L3",
+        "vllm_int8_per_token_head",
+    ]
+    assert "of this grid cq leaves out cq-L16" in caplog.text
+    # Where none is left, the first is refused as it is alone.
+    config = compose_config("sweep", ["methods=[affine,cq]", "grid.levels=[16]"])
+    cq = planned_settings(config)[-1]
+    with pytest.raises(UsageError, match="have at most 4 levels, not 16"):
+        cq.check(64, 3)
+
+
 def test_options_are_those_of_one_method():
     given = ["methods=[affine,kivi]", "grid.levels=[4]", "method.kivi.values.keep.recent=64"]
     config = compose_config("sweep", [*given, "method.affine.group_size=32"])
