@@ -12,7 +12,7 @@ from semkv_bench.importance.heads import HeadAttentionMetric, lifted, shared_key
 from semkv_bench.lazy import torch
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
 
 __all__ = ["SnapKV", "WindowMetric"]
@@ -83,9 +83,9 @@ class WindowMetric(HeadAttentionMetric):
                 f"{self.label} says nothing of {tokens} tokens, which all lie in its window; use {self.name}-N"
             )
         wanted = self.of_window(sums[..., : tokens - self.window] / self.window)
-        pool = nn.functional.avg_pool1d if self.pooling == "avg" else nn.functional.max_pool1d
+        pool = torch.nn.functional.avg_pool1d if self.pooling == "avg" else torch.nn.functional.max_pool1d
         pooled = pool(wanted[None], self.kernel, stride=1, padding=self.kernel // 2)[0]
-        scores = nn.functional.pad(shared_keys(pooled, len(keys)), (0, self.window))
+        scores = torch.nn.functional.pad(shared_keys(pooled, len(keys)), (0, self.window))
         return lifted(scores, self.always_kept(tokens, 0).to(scores.device))
 
     def of_window(self, means: Tensor) -> Tensor:

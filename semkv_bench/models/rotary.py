@@ -175,7 +175,7 @@ def _keys_before(loaded: LoadedModel, found: dict[int, Tensor]) -> Iterator[None
     def keeper(layer: int) -> Callable[..., None]:
         def keep(module: nn.Module, args: tuple, output: Any) -> None:
             # [tokens, heads * channels] of a whole layer, or by head with tokens or heads first.
-            if isinstance(output, Tensor):
+            if isinstance(output, torch.Tensor):
                 found[layer] = output[0].detach()
 
         return keep
