@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from thinned import thinned
 
 HEAVY = {"torch", "transformers", "pandas", "scipy", "statsmodels", "matplotlib", "datasets", "accelerate"}
 # Writes what is imported at the first character that goes to stdout or stderr, and ends there.
@@ -50,29 +51,41 @@ def _first_line(arguments, folder, terminal=False):
         ([], "semkv-bench measures"),
         (["--version"], "semkv-bench 0."),
         (["storage"], "bits per value"),
-        (["storage", "tokens=1000", "grid.levels=[6,5]"], "bits per value"),
-        (["storage", "--json", "quantizer.group_size=32"], "["),
-        (["storage", "quantizer=turboquant"], "bits per value"),
-        (["storage", "quantizer=kvquant", "tokens=1000"], "bits per value"),
+        pytest.param(
+            ["storage", "tokens=1000", "grid.levels=[6,5]"], "bits per value", marks=pytest.mark.slow
+        ),
+        pytest.param(["storage", "--json", "quantizer.group_size=32"], "[", marks=pytest.mark.slow),
+        pytest.param(["storage", "quantizer=turboquant"], "bits per value", marks=pytest.mark.slow),
+        pytest.param(
+            ["storage", "quantizer=kvquant", "tokens=1000"], "bits per value", marks=pytest.mark.slow
+        ),
         (["storage", "allocation=two_level", "allocation.metric=surprisal"], "bits per value"),
-        (["storage", "allocation=evict", "allocation.score=[snapkv,h2o]"], "bits per value"),
+        pytest.param(
+            ["storage", "allocation=evict", "allocation.score=[snapkv,h2o]"],
+            "bits per value",
+            marks=pytest.mark.slow,
+        ),
         (["models"], "models"),
-        (["models", "--json"], "["),
+        pytest.param(["models", "--json"], "[", marks=pytest.mark.slow),
         (["doctor"], "ok"),
         (["completion", "bash"], "#"),
         (["sweep", "--help"], "semkv-bench sweep"),
         (["sweep", "--cfg", "job"], "model:"),
         (["sweep", "nope=1"], "there is no key 'nope'"),
-        (["plan", "task=nope"], "there is no task 'nope'"),
-        (["recipe", "grid=nope"], "there is no grid 'nope'"),
-        (["regress", "nope=1"], "there is no key 'nope'"),
+        pytest.param(["plan", "task=nope"], "there is no task 'nope'", marks=pytest.mark.slow),
+        pytest.param(["recipe", "grid=nope"], "there is no grid 'nope'", marks=pytest.mark.slow),
+        pytest.param(["regress", "nope=1"], "there is no key 'nope'", marks=pytest.mark.slow),
         (["measure", "run=nope"], "nope does not exist"),
         (["regress", "run=nope"], "nope does not exist"),
-        (["compare", "runs=[nope,nope]"], "nope does not exist"),
-        (["atlas", "runs=[nope]"], "nope does not exist"),
-        (["export", "nope=1", "out=prompts.jsonl"], "there is no key 'nope'"),
+        pytest.param(["compare", "runs=[nope,nope]"], "nope does not exist", marks=pytest.mark.slow),
+        pytest.param(["atlas", "runs=[nope]"], "nope does not exist", marks=pytest.mark.slow),
+        pytest.param(
+            ["export", "nope=1", "out=prompts.jsonl"], "there is no key 'nope'", marks=pytest.mark.slow
+        ),
         (["cliff-report", "run=nope"], "nope does not exist"),
-        (["show", "run=nope", "setting=affine-L4"], "nope does not exist"),
+        pytest.param(
+            ["show", "run=nope", "setting=affine-L4"], "nope does not exist", marks=pytest.mark.slow
+        ),
     ],
     ids=lambda given: " ".join(given) if isinstance(given, list) else "",
 )
@@ -83,7 +96,11 @@ def test_no_command_waits_for_libraries_that_its_first_line_does_not_need(comman
 
 @pytest.mark.parametrize(
     "command",
-    ["sweep", "recipe", "regress", "plan", "measure", "export out=p.jsonl", "storage model=smollm2"],
+    thinned(
+        ["sweep", "recipe", "regress", "plan", "measure", "export out=p.jsonl", "storage model=smollm2"],
+        "sweep",
+        "storage model=smollm2",
+    ),
 )
 @pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "pipe"])
 def test_what_needs_torch_says_that_it_loads_it(command, terminal, tmp_path):

@@ -87,7 +87,7 @@ def test_padding_bits_are_zero():
 
 
 @pytest.mark.parametrize("shape", [(3, 64), (2, 64), (8, 128), (4, 80), (1, 256)], ids=str)
-@pytest.mark.parametrize("block", [64, 128])
+@pytest.mark.parametrize("block", [64, pytest.param(128, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("quantizer", [Affine(), Affine(32), TurboQuant()], ids=lambda q: q.name)
 @pytest.mark.parametrize("levels", [(n,) for n in PRICED] + [(6, 5), (4, 3), (8, 2), (100, 24)], ids=str)
 def test_real_bytes_agree_with_the_formula(shape, block, quantizer, levels):

@@ -42,7 +42,7 @@ def of_file(name, levels, *overrides):
     return next(setting for setting in planned_settings(config) if setting.kind != "full")
 
 
-@pytest.mark.parametrize("levels", [2, 5, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("levels", thinned([2, 5, 8], 5))
 @pytest.mark.parametrize("name", PACKED)
 def test_what_is_packed_reads_back_and_takes_what_it_costs(name, levels):
     setting = of_file(name, levels)
