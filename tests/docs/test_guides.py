@@ -211,6 +211,7 @@ def test_errors_of_own_folders_are_one_line(own, tmp_path, capsys):
     fails(2, "own.Affine", "--conf", "mine", "quantizer=gone")
 
 
+@pytest.mark.slow
 def test_own_choices_are_listed_and_run_side_by_side(own, local_folder, tmp_path, monkeypatch, capsys):
     folder = own("add-a-quantizer.md")
     (folder / "it's mine").mkdir()

@@ -50,9 +50,8 @@ def test_a_shard_skips_what_a_whole_sweep_has_done(sweep, tmp_path, capsys):
     assert len(read_run(tmp_path / "run")[0]) == 3 * 3
 
 
-@pytest.mark.parametrize(
-    "quantizer", [pytest.param("affine", marks=pytest.mark.slow), "turboquant_channel_split"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("quantizer", ["affine", "turboquant_channel_split"])
 def test_a_row_is_coded_alike_in_whichever_shard_it_runs(sweep, tmp_path, quantizer):
     """Channels and coders are chosen anew for each example, so one must not hang on which examples ran before it."""
     coded = [f"quantizer={quantizer}", "protocol=generation", "protocol.parts=both", "protocol.block=4"]
