@@ -6,7 +6,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from semkv_bench.engine.engine import Engine, Request
 from semkv_bench.engine.options import EngineOptions
 from semkv_bench.errors import UsageError
-from semkv_bench.models.device_map import check_device_map, check_devices_present, check_modules, input_device
+from semkv_bench.models.device_map import check_devices_present, check_modules, input_device
 from semkv_bench.models.embedded import EmbeddedModel
 from semkv_bench.models.load import LoadedModel, PretrainedModel
 from semkv_bench.quantizers import Affine
@@ -27,8 +27,9 @@ SPLIT |= {"model.layers.0": "cpu", "model.layers.1": "disk", "model.layers.2": "
 
 @pytest.mark.parametrize("value", [None, "auto", "balanced", "sequential", "cpu", "cuda", "cuda:3", 0, 2])
 def test_maps_that_make_sense(value):
-    check_device_map(value)
-    check_device_map({"model": "cpu", "lm_head": value if isinstance(value, int) else "disk"})
+    parts = {"model": "cpu", "lm_head": value if isinstance(value, int) else "disk"}
+    for given in (value, parts):
+        assert PretrainedModel("nobody/nothing", device_map=given).device_map == given
 
 
 @pytest.mark.parametrize(
