@@ -22,7 +22,7 @@ from semkv_bench.engine.engine import Engine, Request
 from semkv_bench.models.device import describe
 from semkv_bench.models.embedded import EmbeddedModel
 from semkv_bench.models.load import LoadedModel
-from semkv_bench.protocols.rule import Blocks, coder_seed
+from semkv_bench.protocols.rule import CodingRule, coder_seed
 from semkv_bench.quantizers import Affine
 from semkv_bench.settings.setting import FULL, Setting, uniform_settings
 from semkv_bench.tasks import Synthetic
@@ -33,7 +33,7 @@ LEVELS = [64, 32, 16, 12, 8, 7, 6, 5, 4, 3, 2]  # with full: 12 settings
 class BlockCache(DynamicCache):
     """A ``DynamicCache`` of one row that codes what ``rule`` says, at the same levels for all tokens."""
 
-    def __init__(self, loaded: LoadedModel, setting: Setting, rule: Blocks):
+    def __init__(self, loaded: LoadedModel, setting: Setting, rule: CodingRule):
         super().__init__(config=loaded.model.config)
         self.setting, self.rule = setting, rule
         self.settled = [0] * len(self.layers)
@@ -60,7 +60,7 @@ class BlockCache(DynamicCache):
 
 
 @torch.inference_mode()
-def stock(loaded: LoadedModel, request: Request, setting: Setting, rule: Blocks) -> list[int]:
+def stock(loaded: LoadedModel, request: Request, setting: Setting, rule: CodingRule) -> list[int]:
     """New tokens of one setting."""
     model, ids = loaded.model, torch.tensor([list(request.input_ids)], device=loaded.device)
     cache = BlockCache(loaded, setting, rule)
@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("--note", default="", help="what else the reader should know")
     parser.add_argument("--out", type=Path, default=Path("results/benchmarks/generation_speed.json"))
     arguments = parser.parse_args()
-    loaded, rule = EmbeddedModel().load(), Blocks("both", arguments.block)
+    loaded, rule = EmbeddedModel().load(), CodingRule("both", arguments.block)
     settings = [FULL, *uniform_settings(Affine(), Affine(), LEVELS)]
     engine, prompts = Engine(loaded), []
     examples = Synthetic(length=arguments.length).examples(loaded.tokenizer, [0], per_task=arguments.prompts)

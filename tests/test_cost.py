@@ -10,7 +10,7 @@ from requested import GRID, some_request
 
 from semkv_bench.engine.engine import Engine
 from semkv_bench.grid.cost import LayerShape, SideShape, Stored, Tokens, cost, joined
-from semkv_bench.protocols.rule import PREFILL, Blocks
+from semkv_bench.protocols.rule import PREFILL, CodingRule
 from semkv_bench.quantizers import Affine, TurboQuant, TurboQuantSplit
 from semkv_bench.settings.setting import FULL, Pruned, TwoLevelMixes, uniform_settings
 
@@ -45,11 +45,11 @@ def test_what_stays_in_16_bits_counts_as_that():
     # 611 tokens coded, 40 answered: under prefill they stay; where only they are coded, the prompt does.
     price = AFFINE5.storage(128).effective_bits
     assert _cost(AFFINE5, LAYERS, 611, [40]).cache_bits == pytest.approx((611 * price + 40 * 16) / 651)
-    generated = Blocks("generated", 32)
+    generated = CodingRule("generated", 32)
     assert _cost(AFFINE5, LAYERS, 611, [40], generated).cache_bits == pytest.approx(
         (619 * 16 + 32 * price) / 651
     )
-    both = Blocks("both", 32)
+    both = CodingRule("both", 32)
     assert _cost(AFFINE5, LAYERS, 611, [40], both).cache_bits == pytest.approx((643 * price + 8 * 16) / 651)
     # A block that is complete when the answer ends has had nothing come after it.
     assert _cost(AFFINE5, LAYERS, 611, [32], both).cache_bits == pytest.approx((611 * price + 32 * 16) / 643)
@@ -88,7 +88,7 @@ def test_the_channel_map_of_the_split_is_counted():
     assert _cost(setting, LAYERS, 32).cache_bits == pytest.approx(price + 1 / 32)
     assert _cost(setting, LAYERS, 4096).cache_bits == pytest.approx(price + 1 / 4096)
     # A map for the prompt and one for each block.
-    both = _cost(setting, LAYERS, 1024, [65], Blocks("both", 32))
+    both = _cost(setting, LAYERS, 1024, [65], CodingRule("both", 32))
     assert both.cache_bits == pytest.approx((1088 * price + 3 + 16) / 1089)
 
 
@@ -142,7 +142,7 @@ def test_an_empty_cache_has_no_bits():
 )
 def test_no_token_is_lost_or_counted_twice(prompt, tails, parts):
     for setting in (AFFINE5, PRUNED):
-        for held in Blocks(parts, 16).stored(setting, prompt, tails):
+        for held in CodingRule(parts, 16).stored(setting, prompt, tails):
             assert held.total == prompt + sum(tails)
     assert joined([Tokens.of([3, 2, 3]), Tokens(kept=1)]) == Tokens(((2, 1), (3, 2)), kept=1)
 
@@ -150,7 +150,9 @@ def test_no_token_is_lost_or_counted_twice(prompt, tails, parts):
 # What rows held
 
 
-@pytest.mark.parametrize("rule", [PREFILL, Blocks("generated", 4), Blocks("both", 4)], ids=lambda r: r.parts)
+@pytest.mark.parametrize(
+    "rule", [PREFILL, CodingRule("generated", 4), CodingRule("both", 4)], ids=lambda r: r.parts
+)
 @pytest.mark.parametrize("turns", [1, 3])
 def test_rows_hold_what_the_rule_says(tiny, rule, turns):
     request = some_request(length=40, new=12, turns=turns)

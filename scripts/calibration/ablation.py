@@ -89,7 +89,7 @@ def _no_unseen_gains(sample: Sample, options: StatsOptions) -> tuple[np.ndarray,
 
 
 def _not_heaviest(sample: Sample, options: StatsOptions) -> tuple[np.ndarray, np.ndarray]:
-    alike = replace(sample.m, heaviest=np.ones_like(sample.m.heaviest))
+    alike = replace(sample.m, heaviest_weight=np.ones_like(sample.m.heaviest_weight))
     return _guarded(replace(sample, m=alike), options)
 
 
@@ -103,7 +103,7 @@ def _student(sample: Sample, options: StatsOptions) -> tuple[np.ndarray, np.ndar
 def _plus_two(sample: Sample, options: StatsOptions) -> tuple[np.ndarray, np.ndarray]:
     """A pair at -1 and one at +1 as heavy as the heaviest cluster, binomial at whole losses, Student's t below."""
     m = sample.m
-    w = m.heaviest
+    w = m.heaviest_weight
     n = m.n_eff + 2 * w
     center = m.n_eff * m.mean / n
     square = (m.n_eff - 1) * m.variance + m.n_eff * (m.mean - center) ** 2

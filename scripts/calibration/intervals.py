@@ -156,10 +156,10 @@ def _whole_losses(clusters: int, lost: np.ndarray) -> Moments:
         variance=(k - n * mean**2) / (n - 1),
         third=third / ((n - 1) * (n - 2) / n),
         differing=k,
-        near=n - k,
+        small_differences=n - k,
         spread=(k > 0).astype(float),
-        stake=same,
-        heaviest=same,
+        reference_size=same,
+        heaviest_weight=same,
         heavy_clusters=n * same[:, None],
         heavy_weight=same[:, None],
     )

@@ -27,7 +27,7 @@ from semkv_bench.models.embedded import EmbeddedModel
 from semkv_bench.models.hub import hub_reachable
 from semkv_bench.models.quantized import missing_packages
 from semkv_bench.records.runs import RUNS
-from semkv_bench.report.axes import drawing
+from semkv_bench.report.plot_style import drawing
 from semkv_bench.sweep.launchers import LAUNCHER_PACKAGES
 from semkv_bench.tasks.longbench_data import HUB_DATASET, HUB_REVISION
 

@@ -13,18 +13,18 @@ from semkv_bench.engine.rows import Row, RowCache, RowLayer
 from semkv_bench.grid.cost import SIDES, Tokens
 from semkv_bench.importance import metric
 from semkv_bench.importance.block import cache_scores
-from semkv_bench.importance.tail import Fed, TailNotes
+from semkv_bench.importance.generated import Feed, GeneratedScores
 from semkv_bench.models.rotary import Rotary
-from semkv_bench.protocols.rule import Blocks, Ranks, Window, coder_seed, window
+from semkv_bench.protocols.rule import CodingRule, Ranks, Window, coder_seed, window
 from semkv_bench.quantizers import Coder, NonFiniteError, Quantizer
 from semkv_bench.quantizers.parts import Place
 from semkv_bench.settings.allocation import GONE
 from semkv_bench.settings.setting import Coded, Setting
 
-__all__ = ["RowCoding"]
+__all__ = ["RowCoder"]
 
 
-class RowCoding:
+class RowCoder:
     """Codes what a rule says of the rows of one batch.
 
     settings: of the rows, by ``Row.index``. quantized: the layers that are coded. prompt_ids and seed
@@ -35,7 +35,7 @@ class RowCoding:
         self,
         rows: RowCache,
         settings: Sequence[Setting],
-        rule: Blocks,
+        rule: CodingRule,
         quantized: Sequence[int],
         prompt_ids: Sequence[int],
         seed: int,
@@ -50,7 +50,7 @@ class RowCoding:
         self._prompt = 0
         self._seed = seed
         self._coders: dict[tuple, Coder] = {}
-        self.notes: TailNotes | None = None
+        self.notes: GeneratedScores | None = None
 
     def fill(
         self,
@@ -164,10 +164,10 @@ class RowCoding:
         below = coded[self.places[index] - 1]
         keys, values = self.rows.attending[below].part(row, here)
         if side == 0:
-            return [self._plain(keys, below, here)]
-        return [self._plain(self.rows.attending[index].part(row, here)[0], index, here), values]
+            return [self._unturned_keys(keys, below, here)]
+        return [self._unturned_keys(self.rows.attending[index].part(row, here)[0], index, here), values]
 
-    def _plain(self, keys: Tensor, index: int, here: slice) -> Tensor:
+    def _unturned_keys(self, keys: Tensor, index: int, here: slice) -> Tensor:
         """A layer's keys as they are before the rotary embedding."""
         positions = torch.arange(here.start, here.stop, device=keys.device)
         return self._rotary()[index].undo(keys.double(), positions).float()
@@ -250,7 +250,7 @@ class RowCoding:
         for number, (row, length, ids) in enumerate(
             zip(self.rows.rows, self.rows.lengths, tokens, strict=True)
         ):
-            call.append(Fed(row.index, length, self.rows.opened(number), ids))
+            call.append(Feed(row.index, length, self.rows.opened(number), ids))
         self.notes.begin(call)
 
     def mark(self, lengths: Sequence[int] | None = None) -> Callable[[], None]:

@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 
 from semkv_bench.engine.attention import row_attention
-from semkv_bench.engine.coding import RowCoding
+from semkv_bench.engine.coding import RowCoder
 from semkv_bench.engine.feed import feed, feed_singly
 from semkv_bench.engine.forced import Comparison, Said, forced_limit, verified
 from semkv_bench.engine.outcome import Outcome, Request, Turn
 from semkv_bench.engine.prefill import Prefilled
 from semkv_bench.engine.rows import RowCache
 from semkv_bench.engine.sampling import Choose, chooser
-from semkv_bench.importance.tail import TailNotes
+from semkv_bench.importance.generated import GeneratedScores
 from semkv_bench.models.load import LoadedModel
 from semkv_bench.models.rotary import rotary_of
-from semkv_bench.protocols.rule import PREFILL, Blocks
+from semkv_bench.protocols.rule import PREFILL, CodingRule
 from semkv_bench.settings.setting import Setting
 
 __all__ = ["Decoding", "decode", "fill", "row_room"]
@@ -33,7 +33,7 @@ class Decoding:
     ``EngineOptions``. uneven: can the model's attention hide places behind shorter rows?
     """
 
-    rule: Blocks
+    rule: CodingRule
     own_history: bool = True
     teacher_tokens: int = 32
     temperature: float = 0.0
@@ -63,14 +63,14 @@ def fill(
     rows: RowCache,
     room: int,
     seed: int = 0,
-    rule: Blocks = PREFILL,
-) -> RowCoding:
+    rule: CodingRule = PREFILL,
+) -> RowCoder:
     """Give every setting a row that holds the prompt's cache as that setting would return it.
 
     room: tokens that will follow.
     """
     layers, rotary = loaded.shape.quantized_layers, partial(rotary_of, loaded)
-    coding = RowCoding(rows, settings, rule, layers, prefilled.ids, seed, rotary)
+    coding = RowCoder(rows, settings, rule, layers, prefilled.ids, seed, rotary)
     coding.fill(prefilled.cache, room, prefilled.ranks, prefilled.unseen.__getitem__)
     return coding
 
@@ -97,7 +97,7 @@ def decode(
         stack.enter_context(row_attention(loaded, rows))
         if noted := coding.noted:
             length = len(prefilled.ids)
-            coding.notes = TailNotes(
+            coding.notes = GeneratedScores(
                 loaded, noted, len(settings), length + room, length - 1, prefilled.hidden
             )
             stack.enter_context(coding.notes.watching())
@@ -109,7 +109,7 @@ class _Batch:
     """What all steps of one batch need."""
 
     loaded: LoadedModel
-    coding: RowCoding
+    coding: RowCoder
     request: Request
     how: Decoding
     references: dict[int, Tensor] = field(default_factory=dict)
@@ -188,7 +188,7 @@ def _ask(
     return said, back
 
 
-def _along(coding: RowCoding, questions: Sequence[list[int]], tokens: int) -> int:
+def _along(coding: RowCoder, questions: Sequence[list[int]], tokens: int) -> int:
     """How many of ``tokens`` forced tokens may be fed with the questions and see what single steps would see."""
     if coding.rows.recurrent:
         # A state that has taken a token in cannot give it back.

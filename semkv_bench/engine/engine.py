@@ -19,7 +19,7 @@ from semkv_bench.errors import SemkvError, UsageError
 from semkv_bench.models.architecture import begins_anew
 from semkv_bench.models.device import memory_total
 from semkv_bench.models.load import LoadedModel
-from semkv_bench.protocols.rule import PREFILL, Blocks
+from semkv_bench.protocols.rule import PREFILL, CodingRule
 from semkv_bench.settings.setting import FULL, Setting
 
 __all__ = ["Engine", "Outcome", "Request", "Turn", "row_bytes"]
@@ -47,7 +47,7 @@ class Engine:
         # Tried out before attention is intercepted for rows: the trial has none of them.
         _ = loaded.later_calls
 
-    def run(self, request: Request, settings: Sequence[Setting], rule: Blocks = PREFILL) -> list[Outcome]:
+    def run(self, request: Request, settings: Sequence[Setting], rule: CodingRule = PREFILL) -> list[Outcome]:
         """Answer a single question under every setting; see ``answer``."""
         return self.converse(request, settings, rule)[0]
 
@@ -55,7 +55,7 @@ class Engine:
         self,
         request: Request,
         settings: Sequence[Setting],
-        rule: Blocks = PREFILL,
+        rule: CodingRule = PREFILL,
         own_history: bool = True,
     ) -> list[list[Outcome]]:
         """Outcomes by turn, then in the order of ``settings``; see ``answer``."""
@@ -65,7 +65,7 @@ class Engine:
         self,
         request: Request,
         settings: Sequence[Setting],
-        rule: Blocks = PREFILL,
+        rule: CodingRule = PREFILL,
         own_history: bool = True,
     ) -> Answered:
         """Answer all turns of ``request`` under every setting.
@@ -115,7 +115,7 @@ class Engine:
         request: Request,
         answered: Answered,
         setting: Setting = FULL,
-        rule: Blocks = PREFILL,
+        rule: CodingRule = PREFILL,
         own_history: bool = True,
     ) -> list[Outcome]:
         """The answers of one setting in a batch of its own, to a request that was ``answered``; one outcome a turn.
@@ -165,7 +165,7 @@ class Engine:
     ) -> list[list[Outcome]]:
         return decode(self.loaded, prefilled, request, settings, how, self.rows, references)
 
-    def _how(self, rule: Blocks, own_history: bool) -> Decoding:
+    def _how(self, rule: CodingRule, own_history: bool) -> Decoding:
         return Decoding(
             rule, own_history, self.options.teacher_tokens, self.options.temperature, self._uneven
         )

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from semkv_bench.engine.coding import RowCoding
+from semkv_bench.engine.coding import RowCoder
 from semkv_bench.engine.rows import Row, RowCache, row_mask
 from semkv_bench.models.load import LoadedModel
 
@@ -14,7 +14,7 @@ __all__ = ["feed", "feed_singly"]
 
 
 def feed(
-    loaded: LoadedModel, coding: RowCoding, tokens: Sequence[Sequence[int]], keep: int | None
+    loaded: LoadedModel, coding: RowCoder, tokens: Sequence[Sequence[int]], keep: int | None
 ) -> Tensor | None:
     """Feed every row its tokens, which may differ in number.
 
@@ -41,7 +41,7 @@ def feed(
 
 
 def _feed_states(
-    loaded: LoadedModel, coding: RowCoding, tokens: Sequence[Sequence[int]], keep: int | None
+    loaded: LoadedModel, coding: RowCoder, tokens: Sequence[Sequence[int]], keep: int | None
 ) -> Tensor | None:
     """As ``feed``, a call a token: several models begin with an empty state in a call of more than one token."""
     steps = [[[token] for token in step] for step in zip(*tokens, strict=True)]
@@ -52,7 +52,7 @@ def _feed_states(
 
 def feed_singly(
     loaded: LoadedModel,
-    coding: RowCoding,
+    coding: RowCoder,
     ids: Sequence[int],
     hear: Callable[[Tensor, Sequence[Row]], None] | None = None,
 ) -> None:

@@ -11,14 +11,14 @@ from semkv_bench.engine.outcome import Outcome, Turn
 from semkv_bench.engine.rows import Row
 from semkv_bench.engine.sampling import Choose
 from semkv_bench.errors import SemkvError
-from semkv_bench.protocols.rule import Blocks
+from semkv_bench.protocols.rule import CodingRule
 
 __all__ = ["Comparison", "Said", "forced_limit", "verified"]
 
 _FORCED_BLOCKS = 4
 
 
-def forced_limit(teacher_tokens: int, rule: Blocks) -> int:
+def forced_limit(teacher_tokens: int, rule: CodingRule) -> int:
     """Tokens of the reference answer that are forced: several blocks of them, where blocks are coded."""
     return max(teacher_tokens, _FORCED_BLOCKS * rule.block * rule.codes_tail)
 
@@ -82,7 +82,7 @@ class Comparison:
     """
 
     def __init__(
-        self, reference: Tensor | None, outcomes: Sequence[Outcome], rule: Blocks, forced: Sequence[int]
+        self, reference: Tensor | None, outcomes: Sequence[Outcome], rule: CodingRule, forced: Sequence[int]
     ):
         self._known = reference
         self._forced = torch.tensor(list(forced))

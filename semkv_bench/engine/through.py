@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from semkv_bench.engine.coding import RowCoding
+from semkv_bench.engine.coding import RowCoder
 from semkv_bench.engine.feed import feed
 from semkv_bench.engine.forced import Comparison
 from semkv_bench.engine.outcome import Outcome, Request
@@ -36,7 +36,7 @@ def read_through(
     fed, forced = [*request.input_ids, *request.reference_ids[:-1]], list(request.reference_ids)
     rows.reserve(len(settings), len(fed))
     layers, rotary = loaded.shape.quantized_layers, partial(rotary_of, loaded)
-    coding = RowCoding(rows, settings, PREFILL, layers, fed, request.seed, rotary)
+    coding = RowCoder(rows, settings, PREFILL, layers, fed, request.seed, rotary)
     outcomes = [
         Outcome(setting, batch_rows=len(settings), context=len(request.input_ids)) for setting in settings
     ]

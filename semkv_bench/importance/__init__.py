@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from semkv_bench.importance.lagkv import LagKV
     from semkv_bench.importance.leverage import Leverage
     from semkv_bench.importance.logit_entropy import LogitEntropy
-    from semkv_bench.importance.observer import Observer, observe
+    from semkv_bench.importance.prompt import Observer, observe
     from semkv_bench.importance.r_kv import RKV
-    from semkv_bench.importance.random import Random
+    from semkv_bench.importance.random_draw import Random
     from semkv_bench.importance.random_head import RandomHead
-    from semkv_bench.importance.ranks import shared
     from semkv_bench.importance.recency import Recency
     from semkv_bench.importance.snapkv import SnapKV
     from semkv_bench.importance.streaming import Streaming
     from semkv_bench.importance.surprisal import Surprisal
     from semkv_bench.importance.tova import Tova
     from semkv_bench.importance.value_norm import ValueNorm
+    from semkv_bench.importance.vote import shared
     from semkv_bench.importance.window_shift import WindowEntropy, WindowVariance
 
 __all__ = [

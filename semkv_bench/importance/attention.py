@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from semkv_bench.errors import UsageError
 from semkv_bench.importance.base import Metric, Needs, SourceRecorder
-from semkv_bench.importance.sources import AttentionCall, watch_attention
+from semkv_bench.importance.hooks import AttentionCall, watch_attention
 from semkv_bench.lazy import torch
 
 if TYPE_CHECKING:

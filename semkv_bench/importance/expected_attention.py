@@ -9,7 +9,7 @@ from semkv_bench.checks import whole
 from semkv_bench.errors import UsageError
 from semkv_bench.importance.base import SourceRecorder
 from semkv_bench.importance.heads import HeadMetric, check_modelled, lifted, stacked
-from semkv_bench.importance.sources import AttentionCall, watch_attention
+from semkv_bench.importance.hooks import AttentionCall, watch_attention
 from semkv_bench.lazy import torch
 from semkv_bench.models.rotary import rotary_of
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from semkv_bench.errors import UsageError
 from semkv_bench.importance.attention import weight_blocks
 from semkv_bench.importance.base import Metric, Prompt, SourceRecorder
-from semkv_bench.importance.sources import AttentionCall, watch_attention
+from semkv_bench.importance.hooks import AttentionCall, watch_attention
 from semkv_bench.lazy import torch
 from semkv_bench.models.load import LoadedModel
 

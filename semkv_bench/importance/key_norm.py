@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from semkv_bench.importance.cached import CacheMetric
+from semkv_bench.importance.key_value import CacheMetric
 from semkv_bench.lazy import torch
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from semkv_bench.checks import whole
 from semkv_bench.errors import UsageError
 from semkv_bench.importance.attention import weight_blocks
 from semkv_bench.importance.heads import HeadMetric, check_modelled, stacked
-from semkv_bench.importance.sources import AttentionCall, watch_attention
+from semkv_bench.importance.hooks import AttentionCall, watch_attention
 from semkv_bench.lazy import torch
 from semkv_bench.models.load import LoadedModel
 

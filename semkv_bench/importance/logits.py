@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from semkv_bench.errors import UsageError
 from semkv_bench.importance.base import Metric, Needs, SourceRecorder
-from semkv_bench.importance.sources import watch_output
+from semkv_bench.importance.hooks import watch_output
 from semkv_bench.lazy import torch
 from semkv_bench.models.load import LoadedModel
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from semkv_bench.importance.controls import ControlMetric
+from semkv_bench.importance.model_free import ControlMetric
 from semkv_bench.lazy import torch
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """How the packed cache takes part in attention: it is asked once, by the layer that it has just served.
 
-``lend`` hands a model its keys together with a reader, which computes the attention call that follows.
+``hand_over`` gives a model its keys together with a reader, which computes the attention call that follows.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from torch import Tensor
 from semkv_bench.errors import SemkvError
 from semkv_bench.models.attention_hook import Call, Reader, attach, intercept_next
 
-__all__ = ["Loan", "last_query_mask", "lend", "visible"]
+__all__ = ["Handover", "hand_over", "last_query_mask", "visible"]
 
 _FOREIGN = (
     "the model's attention did not come back to the cache: give SemKVCache the model's own "
@@ -27,7 +27,7 @@ _CHANGED = (
 
 
 @dataclass
-class Loan:
+class Handover:
     """Values that went to a model beside keys with a reader.
 
     call_off: ends the interception of attention. returned: has the reader been called?
@@ -56,7 +56,7 @@ class Loan:
             raise SemkvError(_FOREIGN)
 
 
-def lend(config: Any, key: Tensor, value: Tensor, reader: Reader) -> tuple[Tensor, Loan]:
+def hand_over(config: Any, key: Tensor, value: Tensor, reader: Reader) -> tuple[Tensor, Handover]:
     """A view of ``key`` that makes the next attention call of the model of ``config`` call ``reader``,
     if that call is handed ``value``, too.
 
@@ -64,7 +64,7 @@ def lend(config: Any, key: Tensor, value: Tensor, reader: Reader) -> tuple[Tenso
     """
     if config is None:
         raise SemkvError(_FOREIGN)
-    loan = Loan(value, intercept_next(config))
+    loan = Handover(value, intercept_next(config))
 
     def read(call: Call) -> tuple[Tensor, Any]:
         loan.give_back(call.value)

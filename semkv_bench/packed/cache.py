@@ -19,10 +19,10 @@ from semkv_bench.models.architecture import decoder_of
 from semkv_bench.models.layers import cache_layers
 from semkv_bench.models.shape import ModelShape
 from semkv_bench.packed.coding import check_packable
-from semkv_bench.packed.layer import PackedLayer, Plan
+from semkv_bench.packed.last_token import feed_last_again, stop
+from semkv_bench.packed.layer import CacheState, PackedLayer
 from semkv_bench.packed.ranking import Layouts, Ranking
-from semkv_bench.packed.refeed import feed_last_again, stop
-from semkv_bench.protocols.rule import Blocks
+from semkv_bench.protocols.rule import CodingRule
 from semkv_bench.quantizers.packing import Packed
 from semkv_bench.settings.setting import Setting
 
@@ -100,7 +100,7 @@ class SemKVCache(Cache):
         prompt_ids: Tensor | Sequence[int] | Sequence[Sequence[int]] | None = None,
         importance: Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]] | None = None,
     ):
-        rule = Blocks(parts, block)
+        rule = CodingRule(parts, block)
         _check(setting, config, attention, prompt_tokens)
         text = config.get_text_config(decoder=True)
         _check_use_cache(text, "model.config")
@@ -113,7 +113,7 @@ class SemKVCache(Cache):
             raise UsageError("attention layers that keep states beside their tokens cannot be packed")
         rows = [importance] if isinstance(importance, Mapping) else importance
         self.setting = setting
-        self.plan = Plan(
+        self.plan = CacheState(
             config=weakref.ref(text),
             setting=setting,
             ranking=Ranking(setting, len(packed), seed, rows, rule, _rows_of(prompt_ids)),

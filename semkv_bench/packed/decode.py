@@ -8,12 +8,12 @@ from torch import Tensor
 
 from semkv_bench import kernels
 from semkv_bench.models.attention_hook import Call
-from semkv_bench.packed.side import PackedSide
+from semkv_bench.packed.tensor import PackedTensor
 
 __all__ = ["attend_packed", "can_attend_packed"]
 
 
-def can_attend_packed(sides: Sequence[PackedSide]) -> bool:
+def can_attend_packed(sides: Sequence[PackedTensor]) -> bool:
     """Do kernels know both coders, and do keys and values hold the same tokens packed, some at all?"""
     keys, values = sides
     if keys.coder is None or values.coder is None or keys.buffer.shape != values.buffer.shape:
@@ -29,7 +29,7 @@ def can_attend_packed(sides: Sequence[PackedSide]) -> bool:
     )
 
 
-def attend_packed(call: Call, sides: Sequence[PackedSide]) -> Tensor | None:
+def attend_packed(call: Call, sides: Sequence[PackedTensor]) -> Tensor | None:
     """Output [rows, 1, query_heads, head_dim] of one query a row that sees all tokens but padding.
 
     None where the call asks for something else than scaled dot products.
@@ -59,7 +59,7 @@ def _over_open(query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> t
     return output.flatten(1, 2), scores.logsumexp(-1).flatten(1, 2)
 
 
-def _over_packed(query: Tensor, sides: Sequence[PackedSide], row: int, scaling: float) -> tuple[Any, Any]:
+def _over_packed(query: Tensor, sides: Sequence[PackedTensor], row: int, scaling: float) -> tuple[Any, Any]:
     """The same for every packed piece of one row; query [query_heads, head_dim]."""
     keys, values = sides
     pieces = list(zip(keys.rows[row], values.rows[row], strict=True))

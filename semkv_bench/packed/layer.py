@@ -13,16 +13,16 @@ from transformers.cache_utils import CacheLayerMixin
 from semkv_bench.errors import SemkvError, UsageError
 from semkv_bench.kernels import NonFiniteError
 from semkv_bench.models.attention_hook import Call
-from semkv_bench.packed.attention import Loan, last_query_mask, lend, visible
+from semkv_bench.packed.attention import Handover, hand_over, last_query_mask, visible
 from semkv_bench.packed.decode import attend_packed, can_attend_packed
 from semkv_bench.packed.ranking import Layouts, Ranking
-from semkv_bench.packed.side import PackedSide, empty_buffer
-from semkv_bench.protocols.rule import Blocks, Window, coder_seed, window
+from semkv_bench.packed.tensor import PackedTensor, empty_buffer
+from semkv_bench.protocols.rule import CodingRule, Window, coder_seed, window
 from semkv_bench.quantizers.keep import Keep
 from semkv_bench.settings.allocation import SHARED
 from semkv_bench.settings.setting import Coded, Setting
 
-__all__ = ["PackedLayer", "Plan"]
+__all__ = ["CacheState", "PackedLayer"]
 
 _NAMES = ("keys", "values")
 _WORKSPACE_STEP = 64  # tokens
@@ -32,7 +32,7 @@ _States = Callable[[int, range], Tensor]
 
 
 @dataclass
-class Plan:
+class CacheState:
     """What all layers of a cache share.
 
     config, setting, seed, attention, prompt_tokens: see ``SemKVCache``; rule: which tokens are coded, and when;
@@ -47,14 +47,14 @@ class Plan:
     ranking: Ranking
     layouts: Layouts
     seed: int
-    rule: Blocks
+    rule: CodingRule
     attention: str
     prompt_tokens: int | None
     depth: int
     layers: list["PackedLayer"] = field(default_factory=list)
     padding: list[int] | None = None
     workspace: dict[tuple, Tensor] = field(default_factory=dict)
-    loan: Loan | None = None
+    loan: Handover | None = None
     seen_padding: list[int] | None = None
     seen_plain: bool | None = None
 
@@ -86,7 +86,7 @@ class PackedLayer(CacheLayerMixin):
     is_sliding = False
     supports_early_init = False
 
-    def __init__(self, plan: Plan, index: int):
+    def __init__(self, plan: CacheState, index: int):
         super().__init__()
         self.plan = plan
         self.index = index
@@ -96,7 +96,7 @@ class PackedLayer(CacheLayerMixin):
 
     def _clear(self) -> None:
         self.is_initialized = False
-        self.sides: tuple[PackedSide, ...] = ()
+        self.sides: tuple[PackedTensor, ...] = ()
         self.length = self.prompt = self.due = 0
         self.padding: list[int] = []
 
@@ -115,7 +115,7 @@ class PackedLayer(CacheLayerMixin):
                 coded.quantizer.check(states.shape[-1])
                 seed = coder_seed(self.plan.seed, self.index, side)
                 coder = coded.quantizer.coder(states.shape[-1], seed, self.device)
-            sides.append(PackedSide(coder, states))
+            sides.append(PackedTensor(coder, states))
         self.sides = tuple(sides)
         self.padding = [0] * len(key_states)
         self.is_initialized = True
@@ -361,7 +361,7 @@ class PackedLayer(CacheLayerMixin):
         return filled[0], filled[1]
 
     def _lend(self, keys: Tensor, values: Tensor, reader) -> tuple[Tensor, Tensor]:
-        lent, self.plan.loan = lend(self.plan.config(), keys, values, reader)
+        lent, self.plan.loan = hand_over(self.plan.config(), keys, values, reader)
         return lent, values
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:

@@ -10,7 +10,7 @@ from semkv_bench.importance.base import Needs
 from semkv_bench.importance.block import cache_scores
 from semkv_bench.importance.choice import choices, metric
 from semkv_bench.kernels import PackedLayout
-from semkv_bench.protocols.rule import Blocks, Ranks
+from semkv_bench.protocols.rule import CodingRule, Ranks
 from semkv_bench.settings.allocation import SHARED, Allocation
 from semkv_bench.settings.setting import Setting
 
@@ -34,7 +34,7 @@ class Ranking:
         layers: int,
         seed: int,
         importance: Sequence[Mapping[str, Tensor]] | None,
-        rule: Blocks,
+        rule: CodingRule,
         prompts: Sequence[Sequence[int]] | None = None,
     ):
         self.prompts = prompts

@@ -22,8 +22,8 @@ from semkv_bench.models.memory import ModelInMemory
 from semkv_bench.models.shape import ModelShape
 from semkv_bench.plan.calibrations import calibrated, calibrations_told, check_text
 from semkv_bench.plan.cost import costs_at_contexts, typical_tails
-from semkv_bench.plan.settings import _plain, planned_settings
-from semkv_bench.plan.stages import Stage, arrange, described
+from semkv_bench.plan.settings import plain_node, planned_settings
+from semkv_bench.plan.stages import PlannedLook, arrange, described
 from semkv_bench.protocols import Protocol
 from semkv_bench.records.schema import Unit
 from semkv_bench.settings.setting import Setting
@@ -59,7 +59,7 @@ class Plan:
     engine: Backend
     charter: dict[str, Any]
     shard: Shard | None = None
-    stages: tuple[Stage, ...] = ()
+    stages: tuple[PlannedLook, ...] = ()
     tokenizer: Any = None
 
     @cached_property
@@ -305,7 +305,7 @@ def _check_vocabulary(examples: Sequence[Example], source: PretrainedModel | Emb
 
 
 def _decided(config: DictConfig, group: str) -> Any:
-    node = _plain(config[group])
+    node = plain_node(config[group])
     dropped = _NOT_PROTOCOL.get(group, ())
     return (
         {key: value for key, value in node.items() if key not in dropped} if isinstance(node, dict) else node

@@ -45,7 +45,7 @@ def _quantizer(node: DictConfig, group: str) -> Sides:
 def planned_settings(config: DictConfig) -> tuple[Setting, ...]:
     """``full``, the uniform grid of every method and what allocation and reading add, with distinct names."""
     pairs = method_pairs(config)
-    points = [_plain(config.grid[name]) for name in ("levels", "key_levels", "value_levels")]
+    points = [plain_node(config.grid[name]) for name in ("levels", "key_levels", "value_levels")]
     several = len(pairs) > 1
     grids = []
     for pair in pairs:
@@ -85,5 +85,5 @@ def _missing(setting: Setting) -> bool:
     return False
 
 
-def _plain(node: Any) -> Any:
+def plain_node(node: Any) -> Any:
     return OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node

@@ -14,14 +14,14 @@ from semkv_bench.stats import StatsOptions
 from semkv_bench.stats.spending import Look, spent
 from semkv_bench.tasks import Example
 
-__all__ = ["Stage", "arrange", "cluster_of", "described", "interleaved", "stage_number"]
+__all__ = ["PlannedLook", "arrange", "cluster_of", "described", "interleaved", "stage_number"]
 
 
 _LEAST_SPENT = 1e-10  # of alpha, at a look that can decide something
 
 
 @dataclass(frozen=True)
-class Stage:
+class PlannedLook:
     """The examples that one look adds; counts and the share of the information are up to its end."""
 
     units: frozenset[Unit]
@@ -30,7 +30,7 @@ class Stage:
     information: float
 
 
-def arrange(examples: Sequence[Example], stats: StatsOptions) -> tuple[Stage, ...]:
+def arrange(examples: Sequence[Example], stats: StatsOptions) -> tuple[PlannedLook, ...]:
     """The stages of a sequential plan, the last one up to its end; none where ``stats`` plans no looks.
 
     An example stays together with its other seeds. Every stage holds the same mixture of tasks and seeds as
@@ -68,7 +68,7 @@ def arrange(examples: Sequence[Example], stats: StatsOptions) -> tuple[Stage, ..
                 "stats.looks at a tenth of the plan or later"
             )
         units = frozenset(example.unit for cluster in clusters[before:end] for example in cluster)
-        stages.append(Stage(units, held[end - 1], end, share))
+        stages.append(PlannedLook(units, held[end - 1], end, share))
         before = end
     return tuple(stages)
 
@@ -130,7 +130,7 @@ def cluster_of(example: Example) -> tuple[str, str]:
     return (example.task, example.cluster or example.example_id)
 
 
-def described(stages: Sequence[Stage]) -> list[dict[str, Any]]:
+def described(stages: Sequence[PlannedLook]) -> list[dict[str, Any]]:
     """The looks as they are written into the protocol."""
     return [
         {"examples": stage.examples, "clusters": stage.clusters, "information": round(stage.information, 6)}
@@ -138,7 +138,7 @@ def described(stages: Sequence[Stage]) -> list[dict[str, Any]]:
     ]
 
 
-def stage_number(stages: Sequence[Stage], example: Example) -> int | None:
+def stage_number(stages: Sequence[PlannedLook], example: Example) -> int | None:
     """Number (from 1) of the look that an example is taken for; None where the plan has no stages."""
     unit = example.unit
     return next((number for number, stage in enumerate(stages, start=1) if unit in stage.units), None)

@@ -7,10 +7,10 @@ from typing import Any
 
 from semkv_bench.errors import UsageError
 from semkv_bench.importance import metric
+from semkv_bench.importance.generated import check_tail
 from semkv_bench.importance.hidden import HiddenMetric
 from semkv_bench.importance.logits import LogitMetric
-from semkv_bench.importance.tail import check_tail
-from semkv_bench.protocols.rule import PREFILL, Blocks, window
+from semkv_bench.protocols.rule import PREFILL, CodingRule, window
 from semkv_bench.settings.setting import Setting
 from semkv_bench.tasks import Example
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 def check_rule(parts: str, block: int) -> None:
     """Raise UsageError, naming the key, for a rule that there is not."""
     try:
-        Blocks(parts, block)
+        CodingRule(parts, block)
     except UsageError as error:
         raise UsageError(f"protocol.{error}") from None
 
@@ -40,7 +40,7 @@ class Protocol(ABC):
 
     @property
     @abstractmethod
-    def rule(self) -> Blocks:
+    def rule(self) -> CodingRule:
         """Which tokens become coded, and when."""
 
     @property

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from semkv_bench.protocols.base import Protocol
-from semkv_bench.protocols.rule import Blocks
+from semkv_bench.protocols.rule import CodingRule
 from semkv_bench.settings.setting import Setting
 from semkv_bench.tasks import Example
 
@@ -24,9 +24,9 @@ class EngineProtocol(Protocol):
         return "engine"
 
     @property
-    def rule(self) -> Blocks:
+    def rule(self) -> CodingRule:
         """See ``Protocol``."""
-        return Blocks("both", block=1)
+        return CodingRule("both", block=1)
 
     @property
     def stores(self) -> str:

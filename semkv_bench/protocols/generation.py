@@ -6,7 +6,7 @@ from typing import Any
 
 from semkv_bench.errors import UsageError
 from semkv_bench.protocols.base import Protocol, check_rule
-from semkv_bench.protocols.rule import Blocks
+from semkv_bench.protocols.rule import CodingRule
 from semkv_bench.settings.setting import Setting
 from semkv_bench.tasks import Example
 
@@ -39,9 +39,9 @@ class Generation(Protocol):
         return "generation" if self.parts == "both" else f"generation-{self.parts}"
 
     @property
-    def rule(self) -> Blocks:
+    def rule(self) -> CodingRule:
         """See ``Protocol``."""
-        return Blocks(self.parts, self.block)
+        return CodingRule(self.parts, self.block)
 
     @property
     def stores(self) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from semkv_bench.errors import UsageError
 from semkv_bench.protocols.base import Protocol, check_rule
-from semkv_bench.protocols.rule import Blocks
+from semkv_bench.protocols.rule import CodingRule
 from semkv_bench.settings.setting import Setting
 from semkv_bench.tasks import Example
 
@@ -48,9 +48,9 @@ class MultiTurn(Protocol):
         return self.history == "own"
 
     @property
-    def rule(self) -> Blocks:
+    def rule(self) -> CodingRule:
         """See ``Protocol``."""
-        return Blocks(self.parts, self.block)
+        return CodingRule(self.parts, self.block)
 
     @property
     def stores(self) -> str:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from semkv_bench.protocols.base import Protocol
-from semkv_bench.protocols.rule import PREFILL, Blocks
+from semkv_bench.protocols.rule import PREFILL, CodingRule
 
 __all__ = ["Prefill"]
 
@@ -20,6 +20,6 @@ class Prefill(Protocol):
     )
 
     @property
-    def rule(self) -> Blocks:
+    def rule(self) -> CodingRule:
         """See ``Protocol``."""
         return PREFILL

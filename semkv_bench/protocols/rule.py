@@ -28,16 +28,16 @@ from semkv_bench.quantizers.keep import Keep
 from semkv_bench.settings.allocation import SHARED, Allocation
 from semkv_bench.settings.setting import Setting
 
-__all__ = ["PARTS", "PREFILL", "Blocks", "Ranks", "Window", "coder_seed", "window"]
+__all__ = ["PARTS", "PREFILL", "CodingRule", "Ranks", "Window", "coder_seed", "window"]
 
 PARTS = ("prompt", "generated", "both")
 
 
 @dataclass(frozen=True)
-class Blocks:
+class CodingRule:
     """The rule, for one choice of ``parts`` (``prompt``, ``generated`` for the tail, or ``both``) and ``block``.
 
-    >>> rule = Blocks("both", block=4)
+    >>> rule = CodingRule("both", block=4)
     >>> rule.due(11), rule.due(12), rule.fits(11), rule.fits(12)
     (8, 12, 1, 4)
     """
@@ -104,7 +104,7 @@ class Blocks:
         return self.codes_prompt or turn > 0 or self.due(answer) > 0
 
 
-PREFILL = Blocks()
+PREFILL = CodingRule()
 """The prompt alone is coded."""
 
 
@@ -116,11 +116,11 @@ class Window:
     because the coder looks at all of them? pivots: tokens of the prompt that stay in 16 bits besides, at most.
 
     >>> kivi = Window(PREFILL, Keep(block=128), prompt=300)
-    >>> kivi.coded(300), kivi.coded(400), Window(Blocks("both", 4), Keep(), prompt=10).coded(15)
+    >>> kivi.coded(300), kivi.coded(400), Window(CodingRule("both", 4), Keep(), prompt=10).coded(15)
     (range(0, 256), range(0, 256), range(0, 14))
     """
 
-    rule: Blocks
+    rule: CodingRule
     keep: Keep
     prompt: int
     together: bool = False
@@ -171,7 +171,7 @@ class Window:
         return count
 
     def stored(self, tails: Sequence[int]) -> Tokens:
-        """How the side is held after the prompt and ``tails`` tokens turn by turn; see ``Blocks.stored``."""
+        """How the side is held after the prompt and ``tails`` tokens turn by turn; see ``CodingRule.stored``."""
         length, span = self.prompt, self.coded(self.prompt)
         pieces, settled = [*self.prompt_pieces()], span.stop
         for turn, tail in enumerate(tails):
@@ -197,7 +197,7 @@ class Window:
         return min(tokens, self.keep.sinks + -(-past // self.keep.block) * self.keep.block)
 
 
-def window(rule: Blocks, setting: Setting, side: int, prompt: int) -> Window:
+def window(rule: CodingRule, setting: Setting, side: int, prompt: int) -> Window:
     """What of the keys (side 0) or values (1) of a row is coded; a side in 16 bits is counted with the other."""
     sides = (setting.keys, setting.values)
     coded = sides[side] or sides[1 - side]

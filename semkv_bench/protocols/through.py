@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from semkv_bench.errors import UsageError
 from semkv_bench.protocols.base import Protocol
-from semkv_bench.protocols.rule import PREFILL, Blocks
+from semkv_bench.protocols.rule import PREFILL, CodingRule
 from semkv_bench.settings.setting import Setting
 from semkv_bench.tasks import Example
 
@@ -28,7 +28,7 @@ class Through(Protocol):
     stores: ClassVar[str] = "one pass over the text, in which every token attends to coded keys and values"
 
     @property
-    def rule(self) -> Blocks:
+    def rule(self) -> CodingRule:
         """See ``Protocol``; all that is fed is coded as a prompt."""
         return PREFILL
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from semkv_bench.errors import UsageError
-from semkv_bench.regress.checks import check_count, differing
-from semkv_bench.regress.evidence import Array, Sample, Tested, permutation_test, tolerance_test
+from semkv_bench.regress.checksums import check_count, differing
+from semkv_bench.regress.shift_tests import Array, Sample, Tested, permutation_test, tolerance_test
 from semkv_bench.regress.snapshot import Snapshot, completed
 from semkv_bench.report import formatting
 from semkv_bench.stats.multiplicity import holm
@@ -168,7 +168,7 @@ def compare(old: Snapshot, new: Snapshot, options: JudgeOptions) -> Comparison:
             f"scores and KL were not judged: {clusters.size} of the baseline's examples, {options.min_examples} "
             "needed; run the baseline's seeds and per_task"
         )
-    findings += [_told(shift, old, new) for shift in shifts if shift.moved]
+    findings += [_shift_finding(shift, old, new) for shift in shifts if shift.moved]
     read = _read_differently(old, new, shifts)
     if _same_scores(old, new, pairs):
         findings += [Finding("analysis", f"every score is alike, yet {text}", "exact") for text in read]
@@ -316,7 +316,7 @@ def _halfway(old: Snapshot, score_old: Array, score_new: Array) -> tuple[Array, 
     return places[0], places[1]
 
 
-def _told(shift: Shift, old: Snapshot, new: Snapshot) -> Finding:
+def _shift_finding(shift: Shift, old: Snapshot, new: Snapshot) -> Finding:
     if shift.witness == "kl":
         text = f"KL of {shift.setting} {shift.old:.3g} -> {shift.new:.3g}, {_times(shift.change)}"
     elif shift.witness == "score":

@@ -20,15 +20,15 @@ from semkv_bench.plan.plan import Plan, make_plan
 from semkv_bench.plan.settings import planned_settings, quantizers
 from semkv_bench.records.folder import charter_hash, read_run, read_sessions
 from semkv_bench.records.runs import OF_REGRESS, RUNS, new_folder
-from semkv_bench.regress.checks import Checks, code_checks
+from semkv_bench.regress.checksums import Checks, code_checks
 from semkv_bench.regress.comparison import Comparison, JudgeOptions, compare, compare_code, require_comparable
-from semkv_bench.regress.present import as_data, show
+from semkv_bench.regress.show import as_data, show
 from semkv_bench.regress.snapshot import (
     Snapshot,
     from_run,
     planned_identity,
     read_baseline,
-    settle,
+    through_json,
     write_baseline,
 )
 from semkv_bench.settings.setting import Setting
@@ -61,7 +61,7 @@ def run_regress(config: DictConfig, console: Console, *, update: bool = False) -
     if update:
         return _update(old, new, options, path, out, console)
     outcome = compare(old, new, options)
-    content = _told(outcome, old, new, path, out, console)
+    content = _content_shown(outcome, old, new, path, out, console)
     return _hint(outcome, path, console), content
 
 
@@ -97,7 +97,7 @@ def _quick(config: DictConfig, console: Console) -> tuple[int, dict]:
     figures = {setting.name: asdict(setting.storage_in(shape.cache)) for setting in settings}
     findings, count = compare_code(old, checks, figures)
     outcome = Comparison(findings, notes=[], checks=count)
-    content = _told(outcome, old, None, path, out, console)
+    content = _content_shown(outcome, old, None, path, out, console)
     return _hint(outcome, path, console), content
 
 
@@ -148,7 +148,7 @@ def _update(
         _say(console, f"there was no usable baseline {path} before")
     else:
         try:
-            content = _told(compare(old, new, options), old, new, path, out, console)
+            content = _content_shown(compare(old, new, options), old, new, path, out, console)
         except UsageError as error:
             _say(console, f"not compared with the old baseline: {error}")
     write_baseline(new, path)
@@ -156,7 +156,7 @@ def _update(
     return 0, {**content, "status": "updated", "exit_code": 0, "baseline": str(path)}
 
 
-def _told(
+def _content_shown(
     outcome: Comparison, old: Snapshot, new: Snapshot | None, path: Path, out: Path | None, console: Console
 ) -> dict:
     """Show the outcome and write it to ``out``; returns what was written."""
@@ -190,7 +190,7 @@ def _snapshot(folder: Path, settings: Sequence[Setting], shape: ModelShape, chec
     frame, charter = read_run(folder)
     environment = next(iter(read_sessions(folder)), {})
     seeded = any(setting.seeded for setting in settings)
-    return settle(from_run(frame, charter, shape, checks, environment, seeded=seeded))
+    return through_json(from_run(frame, charter, shape, checks, environment, seeded=seeded))
 
 
 def _path(config: DictConfig, model: str, settings: Sequence[Setting], protocol: str) -> Path:

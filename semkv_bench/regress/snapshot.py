@@ -24,7 +24,7 @@ __all__ = [
     "from_run",
     "planned_identity",
     "read_baseline",
-    "settle",
+    "through_json",
     "write_baseline",
 ]
 
@@ -132,7 +132,7 @@ def from_run(
     )
 
 
-def settle(snapshot: Snapshot) -> Snapshot:
+def through_json(snapshot: Snapshot) -> Snapshot:
     """The snapshot as it comes back from a file."""
     return _from_json(json.loads(_to_json(snapshot)))
 

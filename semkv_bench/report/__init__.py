@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from semkv_bench.lazy import called, on_demand
 
 if TYPE_CHECKING:
-    from semkv_bench.report.document import write
+    from semkv_bench.report.output import write
     from semkv_bench.report.terminal import show
     from semkv_bench.report.verdict import headline, limits
 

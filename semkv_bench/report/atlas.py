@@ -11,9 +11,9 @@ from semkv_bench.errors import MissingError, UsageError
 from semkv_bench.records.folder import read_sessions
 from semkv_bench.records.runs import folders_of, short_names
 from semkv_bench.report.command import check_out
-from semkv_bench.report.document import json_bytes, render
 from semkv_bench.report.files import write_all
 from semkv_bench.report.formatting import CLIFF_MEANS, DASH, cliff_text, fixed
+from semkv_bench.report.output import json_bytes, render
 from semkv_bench.report.several import report_in
 from semkv_bench.report.tables import VERDICT_SIGNS, Table
 from semkv_bench.stats.result import Report, SettingResult

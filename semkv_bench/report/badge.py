@@ -3,7 +3,6 @@
 from typing import Any
 
 from semkv_bench import __version__
-from semkv_bench.report.access import cliffs_of, sample_noun
 from semkv_bench.report.formatting import (
     clean,
     effective_text,
@@ -14,6 +13,7 @@ from semkv_bench.report.formatting import (
     signed,
     signed_interval,
 )
+from semkv_bench.report.lookup import cliffs_of, sample_noun
 from semkv_bench.report.verdict import cliff_words
 from semkv_bench.stats.result import OperatingPoint, Report
 

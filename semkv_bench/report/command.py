@@ -19,7 +19,7 @@ from semkv_bench.records.prompts import read_prompts
 from semkv_bench.records.runs import RUNS, newest_run
 from semkv_bench.records.schema import EXAMPLE
 from semkv_bench.report.served import served_of
-from semkv_bench.report.standing import Standing, last_look
+from semkv_bench.report.standing import LookState, last_look
 from semkv_bench.stats import StatsOptions, analyze
 from semkv_bench.stats.options import stats_options
 from semkv_bench.stats.result import Batching, CacheSize, Extension, Layers, Measured, Report
@@ -51,7 +51,7 @@ class _Source:
     own: bool = False
     planned: int | None = None
     prompts: Mapping[tuple, Mapping[str, Any]] = field(default_factory=dict)
-    standing: Standing | None = None
+    standing: LookState | None = None
     split: str = ""
     measured: Measured | None = None
     extensions: tuple[Extension, ...] = ()

@@ -6,19 +6,19 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from semkv_bench.report.access import reference_row
-from semkv_bench.report.axes import (
+from semkv_bench.report.formatting import bits_text, clean, fixed, known, shorten
+from semkv_bench.report.lookup import reference_row
+from semkv_bench.report.marks import SMALL
+from semkv_bench.report.plot_style import (
     FIGURE_SIZE,
     PALETTE,
     SERIES_COLOURS,
     Drawn,
     drawing,
+    freeze_layout,
     png_bytes,
-    settle,
     svg_text,
 )
-from semkv_bench.report.formatting import bits_text, clean, fixed, known, shorten
-from semkv_bench.report.marks import SMALL
 from semkv_bench.stats.result import Report, SettingResult
 
 __all__ = ["draw_evictors", "draw_reads"]
@@ -113,8 +113,10 @@ def _draw(
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=3)
         figure.suptitle(title, x=0.01, ha="left", fontsize=10.5, fontweight="bold")
-        settle(figure)
-        words = f"{title}. {'. '.join(_words(label, rows) for label, rows in {**curves, **grids}.items())}."
+        freeze_layout(figure)
+        words = (
+            f"{title}. {'. '.join(_curve_text(label, rows) for label, rows in {**curves, **grids}.items())}."
+        )
         return Drawn(name, title, words, svg_text(figure), png_bytes(figure))
 
 
@@ -141,5 +143,5 @@ def _paint(
         )
 
 
-def _words(label: str, rows: Sequence[SettingResult]) -> str:
+def _curve_text(label: str, rows: Sequence[SettingResult]) -> str:
     return f"{label}: " + "; ".join(f"{bits_text(_bits(row))} bits {fixed(row.score)}" for row in rows)

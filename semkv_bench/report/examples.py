@@ -13,8 +13,8 @@ from semkv_bench.errors import UsageError
 from semkv_bench.records.folder import read_run
 from semkv_bench.records.prompts import read_prompts
 from semkv_bench.records.schema import REFERENCE
-from semkv_bench.report.access import compared_settings
 from semkv_bench.report.formatting import clean, fixed, plural
+from semkv_bench.report.lookup import compared_settings
 from semkv_bench.stats.result import Report
 
 __all__ = ["Answer", "Example", "examples_of", "show_examples", "worst_examples"]

@@ -6,18 +6,7 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullFormatter
 
-from semkv_bench.report.access import cliffs_of, reference_row, tested_settings
-from semkv_bench.report.axes import (
-    PALETTE,
-    Drawn,
-    drawing,
-    hover,
-    new_figure,
-    png_bytes,
-    set_bits_axis,
-    settle,
-    svg_text,
-)
+from semkv_bench.report.effective_bits import paint_quality
 from semkv_bench.report.evictor_figure import draw_evictors, draw_reads
 from semkv_bench.report.formatting import (
     CLIFF_MEANS,
@@ -33,6 +22,7 @@ from semkv_bench.report.formatting import (
     shorten,
     signed,
 )
+from semkv_bench.report.lookup import cliffs_of, reference_row, tested_settings
 from semkv_bench.report.marks import (
     SMALL,
     draw_grid_lines,
@@ -45,8 +35,18 @@ from semkv_bench.report.marks import (
     spread,
 )
 from semkv_bench.report.method_figure import draw_methods
-from semkv_bench.report.panels import draw_rankings, draw_turns
-from semkv_bench.report.quality import paint_quality
+from semkv_bench.report.plot_style import (
+    PALETTE,
+    Drawn,
+    drawing,
+    freeze_layout,
+    hover,
+    new_figure,
+    png_bytes,
+    set_bits_axis,
+    svg_text,
+)
+from semkv_bench.report.rankings_turns import draw_rankings, draw_turns
 from semkv_bench.stats.result import Cliff, Report, SettingResult
 
 __all__ = ["FIGURE_NAMES", "GRID_FIGURES", "Drawn", "draw_all"]
@@ -74,7 +74,7 @@ def _draw(name: str, report: Report) -> Drawn | None:
         figure, axes = new_figure(painter.title, x_label, painter.y_label)
         painter.paint(report, points, axes)
         draw_legend(figure, axes)
-        settle(figure)
+        freeze_layout(figure)
         written = f"{painter.title}. " + "; ".join(
             f"{clean(row.setting)} {painter.words(row)}" for row in points
         )

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from semkv_bench.report.access import metric_of, quantizer_of
-from semkv_bench.report.axes import FIGURE_SIZE, PALETTE, SERIES_COLOURS, hover
 from semkv_bench.report.formatting import (
     bits_text,
     clean,
@@ -19,6 +17,8 @@ from semkv_bench.report.formatting import (
     p_value,
     shorten,
 )
+from semkv_bench.report.lookup import metric_of, quantizer_of
+from semkv_bench.report.plot_style import FIGURE_SIZE, PALETTE, SERIES_COLOURS, hover
 from semkv_bench.stats.result import Report, SettingResult
 
 __all__ = [
@@ -194,10 +194,10 @@ def draw_marks(
             zorder=3,
             label=label,
         )
-        hover(point, _told(row, y, bounds))
+        hover(point, _mark_title(row, y, bounds))
 
 
-def _told(row: SettingResult, y: str, bounds: str | None) -> str:
+def _mark_title(row: SettingResult, y: str, bounds: str | None) -> str:
     """What a point says when the pointer rests on it."""
     words = f"{clean(row.setting)}: {y.replace('_', ' ')} {fixed(getattr(row, y))}"
     if bounds and all(known(end) for end in getattr(row, bounds)):

@@ -7,20 +7,20 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
-from semkv_bench.report.access import reference_row
-from semkv_bench.report.axes import (
+from semkv_bench.report.formatting import bits_text, clean, divergence, fixed, known, shorten
+from semkv_bench.report.lookup import reference_row
+from semkv_bench.report.marks import SMALL
+from semkv_bench.report.methods import unit_words
+from semkv_bench.report.plot_style import (
     FIGURE_SIZE,
     PALETTE,
     SERIES_COLOURS,
     Drawn,
     drawing,
+    freeze_layout,
     png_bytes,
-    settle,
     svg_text,
 )
-from semkv_bench.report.formatting import bits_text, clean, divergence, fixed, known, shorten
-from semkv_bench.report.marks import SMALL
-from semkv_bench.report.methods import unit_words
 from semkv_bench.stats.result import Report, SettingResult
 
 __all__ = ["draw_methods"]
@@ -53,8 +53,8 @@ def draw_methods(report: Report) -> Drawn | None:
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=3)
         figure.suptitle(_TITLE, x=0.01, ha="left", fontsize=10.5, fontweight="bold")
-        settle(figure)
-        return Drawn("methods_vs_cache_bits", _TITLE, _words(grids), svg_text(figure), png_bytes(figure))
+        freeze_layout(figure)
+        return Drawn("methods_vs_cache_bits", _TITLE, _grids_text(grids), svg_text(figure), png_bytes(figure))
 
 
 def _bits(row: SettingResult) -> float:
@@ -103,7 +103,7 @@ def _paint_front(report: Report, axes: Axes) -> None:
     )
 
 
-def _words(grids: dict[str, list[SettingResult]]) -> str:
+def _grids_text(grids: dict[str, list[SettingResult]]) -> str:
     parts = []
     for method, grid in grids.items():
         rows = "; ".join(

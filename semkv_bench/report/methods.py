@@ -5,7 +5,6 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
-from semkv_bench.report.access import cliffs_of
 from semkv_bench.report.formatting import (
     DASH,
     bits_text,
@@ -19,6 +18,7 @@ from semkv_bench.report.formatting import (
     signed,
     signed_interval,
 )
+from semkv_bench.report.lookup import cliffs_of
 from semkv_bench.report.tables import Column, Table, table_of, with_interval
 from semkv_bench.stats.further import MethodPair, MethodPoint
 from semkv_bench.stats.result import Cliff, Report

@@ -10,8 +10,6 @@ from matplotlib.patches import Patch
 from rich.console import Console
 
 from semkv_bench import __version__
-from semkv_bench.report.axes import FIGURE_SIZE, PALETTE, Drawn, drawing, png_bytes, settle, svg_text
-from semkv_bench.report.document import json_bytes, render
 from semkv_bench.report.files import write_all
 from semkv_bench.report.formatting import (
     CLIFF_MEANS,
@@ -27,7 +25,17 @@ from semkv_bench.report.formatting import (
     ratio,
     shorten,
 )
+from semkv_bench.report.output import json_bytes, render
 from semkv_bench.report.overview_row import OverviewRow
+from semkv_bench.report.plot_style import (
+    FIGURE_SIZE,
+    PALETTE,
+    Drawn,
+    drawing,
+    freeze_layout,
+    png_bytes,
+    svg_text,
+)
 from semkv_bench.report.side_by_side import SIDE_BY_SIDE, shared_formats, shared_table
 from semkv_bench.report.tables import VERDICT_SIGNS, Column, Table, table_of
 from semkv_bench.report.terminal import show_table
@@ -108,7 +116,7 @@ def _tables(rows: list[OverviewRow]) -> list[tuple[str, Table]]:
     return tables
 
 
-def _words(rows: list[OverviewRow]) -> tuple[str, str]:
+def _head_and_limits(rows: list[OverviewRow]) -> tuple[str, str]:
     """What is set side by side, and what may not be compared."""
     runs = len({row.run for row in rows})
     models = len(_by_model(rows))
@@ -126,7 +134,7 @@ def _words(rows: list[OverviewRow]) -> tuple[str, str]:
 
 def show_overview(rows: list[OverviewRow], left_out: list[str], console: Console) -> None:
     """Print one table per model."""
-    for words in (*_words(rows), *left_out):
+    for words in (*_head_and_limits(rows), *left_out):
         console.print(words, markup=False, highlight=False, soft_wrap=not console.is_terminal)
     for model, table in _tables(rows):
         show_table(table, console, model)
@@ -138,7 +146,7 @@ def write_overview(rows: list[OverviewRow], left_out: list[str], out: Path) -> d
     Raises SemkvError where a file cannot be written.
     """
     figure = draw_overview(rows)
-    head, comparable = _words(rows)
+    head, comparable = _head_and_limits(rows)
     page = {
         "title": "KV-cache cliffs side by side",
         "headline": head,
@@ -177,7 +185,7 @@ def draw_overview(rows: list[OverviewRow]) -> Drawn:
         panels[-1].set_xlabel("code bits per value, log2(L)")
         figure.legend(handles=_keys(rows), loc="outside lower center", ncols=2, labelspacing=0.6)
         figure.suptitle(title, x=0.01, ha="left", fontsize=10.5, fontweight="bold")
-        settle(figure)
+        freeze_layout(figure)
         written = "; ".join(
             f"{clean(row.model or _NO_MODEL)}, {_label(row)}: {_cliff_cell(row)}, operating point {_point_cell(row)}"
             for row in rows

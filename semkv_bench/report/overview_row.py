@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, fields
 
-from semkv_bench.report.access import reference_row, tested_settings
 from semkv_bench.report.formatting import known
+from semkv_bench.report.lookup import reference_row, tested_settings
 from semkv_bench.stats.further import Ends
 from semkv_bench.stats.result import Report
 

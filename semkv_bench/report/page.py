@@ -10,8 +10,6 @@ import yaml
 from semkv_bench import __version__
 from semkv_bench.console import human_bytes
 from semkv_bench.records.schema import REFERENCE
-from semkv_bench.report.access import cliffs_of, compared_settings, dead_tasks, task_title
-from semkv_bench.report.content import Card, cards, incomplete, reading_notes, remarks, run_facts
 from semkv_bench.report.examples import Example, worst_examples
 from semkv_bench.report.figures import Drawn
 from semkv_bench.report.formatting import (
@@ -24,6 +22,8 @@ from semkv_bench.report.formatting import (
     signed,
     signed_interval,
 )
+from semkv_bench.report.lookup import cliffs_of, compared_settings, dead_tasks, task_title
+from semkv_bench.report.notes import Card, cards, incomplete, reading_notes, remarks, run_facts
 from semkv_bench.report.sections import Section, sections
 from semkv_bench.report.served import served_table
 from semkv_bench.report.tables import Table, detail_table, interval_table, settings_table, task_rows

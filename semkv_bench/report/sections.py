@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from semkv_bench.report.access import ordered_settings
-from semkv_bench.report.axes import Drawn
 from semkv_bench.report.examples import Example
 from semkv_bench.report.formatting import (
     DASH,
@@ -21,7 +19,9 @@ from semkv_bench.report.formatting import (
     signed,
     signed_interval,
 )
+from semkv_bench.report.lookup import ordered_settings
 from semkv_bench.report.methods import method_parts
+from semkv_bench.report.plot_style import Drawn
 from semkv_bench.report.tables import Column, Table, table_of, with_interval
 from semkv_bench.stats.further import Ranking, Turn, TurnDrift
 from semkv_bench.stats.result import LengthResult, Report
@@ -191,13 +191,15 @@ def _interpolation(report: Report) -> Section | None:
     return Section(
         "interpolation",
         "Mixes against the line between their ends",
-        _tally(rows, ("on the line", "above the line", "below the line", "not decided"), "mix", "mixes"),
+        _verdict_counts(
+            rows, ("on the line", "above the line", "below the line", "not decided"), "mix", "mixes"
+        ),
         note,
         tables=(("", table_of(rows, _LINE)),),
     )
 
 
-def _tally(rows: Sequence[Any], verdicts: tuple[str, ...], one: str, many: str) -> str:
+def _verdict_counts(rows: Sequence[Any], verdicts: tuple[str, ...], one: str, many: str) -> str:
     """How many rows there are of each verdict, as a sentence."""
     found = [(verdict, [row for row in rows if row.verdict == verdict]) for verdict in verdicts]
     words = [f"{verdict} {len(some)}" for verdict, some in found if some]
@@ -297,7 +299,7 @@ def _deletion(report: Report) -> Section | None:
         return None
     matched = [row for row in rows if row.against]
     verdicts = ("deletion loses more", "deletion loses less", "alike within the margin", "not decided")
-    finding = _tally(matched, verdicts, "comparison", "comparisons")
+    finding = _verdict_counts(matched, verdicts, "comparison", "comparisons")
     note = (
         "Deleting tokens and keeping the rest, against keeping all tokens at fewer bits in as much memory or less: the "
         "coded settings nearest in bits from below, of the whole cache where these are recorded, half a percent above "
@@ -375,7 +377,7 @@ def _lengths(report: Report) -> Section | None:
     rows = [row for row in report.settings if any(row.setting in each.settings for each in report.lengths)]
     steeper = [t for t in report.length_trend if t.p is not None and t.p < report.alpha and t.slope < 0]
     finding = (
-        f"{_some(steeper)} {'loses' if len(steeper) == 1 else 'lose'} more as prompts grow."
+        f"{_first_rows(steeper)} {'loses' if len(steeper) == 1 else 'lose'} more as prompts grow."
         if steeper
         else "No setting is shown to lose more as prompts grow."
     )
@@ -452,7 +454,7 @@ def _residual(report: Report) -> Section | None:
         return None
     floor = [row for row in rows if row.residual == "floor"]
     if floor:
-        finding = f"Detectably below full: {_some(floor)}."
+        finding = f"Detectably below full: {_first_rows(floor)}."
     else:
         finding = f"Of {plural(len(rows), 'setting')} above the cliff, none is detectably below full."
     drops = [row.detectable_drop for row in rows]
@@ -469,7 +471,7 @@ def _residual(report: Report) -> Section | None:
     )
 
 
-def _some(rows: Sequence[Any]) -> str:
+def _first_rows(rows: Sequence[Any]) -> str:
     names = [clean(row.setting) for row in rows[:_MOST_NAMED]]
     if len(rows) > _MOST_NAMED:
         names = [*names[: _MOST_NAMED - 1], f"{len(rows) - _MOST_NAMED + 1} more"]
@@ -486,7 +488,7 @@ def _turns(report: Report) -> Section | None:
     worse = [row for row in drift.values() if row.p < report.alpha and row.diff < 0]
     better = [row for row in drift.values() if row.p < report.alpha and row.diff > 0]
     found = [
-        f"{_some(some)} {'loses' if len(some) == 1 else 'lose'} {how} in the last turn than in the first"
+        f"{_first_rows(some)} {'loses' if len(some) == 1 else 'lose'} {how} in the last turn than in the first"
         for some, how in ((worse, "more"), (better, "less"))
         if some
     ]

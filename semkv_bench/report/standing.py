@@ -11,13 +11,13 @@ from semkv_bench.records.folder import read_looks
 from semkv_bench.records.schema import EXAMPLE
 from semkv_bench.stats.result import Sequential
 from semkv_bench.stats.spending import Look
-from semkv_bench.sweep.looks import refuse_other_looks
+from semkv_bench.sweep.interim import refuse_other_looks
 
-__all__ = ["Standing", "last_look"]
+__all__ = ["LookState", "last_look"]
 
 
 @dataclass(frozen=True)
-class Standing:
+class LookState:
     """Where a sequential run stands: the look to report, its sample, how many examples make the run complete."""
 
     look: Look
@@ -30,7 +30,7 @@ class Standing:
         return replace(sequential, **self.facts)
 
 
-def last_look(path: Path, frame: pd.DataFrame, charter: dict[str, Any]) -> Standing | None:
+def last_look(path: Path, frame: pd.DataFrame, charter: dict[str, Any]) -> LookState | None:
     """The last look whose examples are all recorded in ``frame``, or the one that ended the run.
 
     Before the first look is complete, what is recorded is taken as a look of its own. None where the run is not
@@ -59,8 +59,8 @@ def last_look(path: Path, frame: pd.DataFrame, charter: dict[str, Any]) -> Stand
     if number:
         look = _look(charter, number)
         sample = frame[frame["look"] <= number].reset_index(drop=True)
-        return Standing(look, sample, look.examples[number - 1] if stop else total, facts)
+        return LookState(look, sample, look.examples[number - 1] if stop else total, facts)
     planned = _look(charter, 1)
     share = min(len(units) / planned.examples[0], 0.999) * planned.times[0]
     early = replace(planned, times=(share, *planned.times), examples=(len(units), *planned.examples))
-    return Standing(early, frame, total, facts)
+    return LookState(early, frame, total, facts)

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from semkv_bench.report.access import ordered_settings, sample_noun
 from semkv_bench.report.formatting import (
     DASH,
     clean,
@@ -21,6 +20,7 @@ from semkv_bench.report.formatting import (
     signed,
     signed_interval,
 )
+from semkv_bench.report.lookup import ordered_settings, sample_noun
 from semkv_bench.stats.result import Cliff, Report, SettingResult, TaskResult
 
 __all__ = [

@@ -8,14 +8,14 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from semkv_bench.report.access import (
+from semkv_bench.report.formatting import DASH, clean, fixed, known, plural, signed
+from semkv_bench.report.lookup import (
     compared_settings,
     dead_tasks,
     sample_noun,
     task_title,
     telling_settings,
 )
-from semkv_bench.report.formatting import DASH, clean, fixed, known, plural, signed
 from semkv_bench.report.page import page_of
 from semkv_bench.report.tables import Table, task_rows
 from semkv_bench.stats.result import Report

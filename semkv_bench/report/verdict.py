@@ -1,18 +1,5 @@
 """The verdict of a report in one plain sentence, and one on what the run cannot say."""
 
-from semkv_bench.report.access import (
-    cliff_grid,
-    cliffs_of,
-    lengths_words,
-    measured_words,
-    partly_coded,
-    point_words,
-    price_words,
-    reference_row,
-    row_of,
-    sample_noun,
-    tested_settings,
-)
 from semkv_bench.report.formatting import (
     bits_text,
     clean,
@@ -25,6 +12,19 @@ from semkv_bench.report.formatting import (
     plural,
     signed,
     signed_interval,
+)
+from semkv_bench.report.lookup import (
+    cliff_grid,
+    cliffs_of,
+    lengths_words,
+    measured_words,
+    partly_coded,
+    point_words,
+    price_words,
+    reference_row,
+    row_of,
+    sample_noun,
+    tested_settings,
 )
 from semkv_bench.stats.equivalence import HOLDS
 from semkv_bench.stats.result import Cliff, OperatingPoint, Report, SettingResult
@@ -197,7 +197,7 @@ def _cliff_sentence(report: Report) -> str:
     (main, cliff), *others = cliffs_of(report)
     name = _with(_model(report), clean(main)) if others and main else subject(report)
     if cliff.status == "undetermined":
-        sentence = f"the cliff of {name} could not be located: {_tally(report, main)}"
+        sentence = f"the cliff of {name} could not be located: {_grid_counts(report, main)}"
     else:
         sentence = f"{name} {_course(report, main, cliff)}"
     for quantizer, cliff in others[: _MOST_NAMED - 1]:
@@ -211,7 +211,7 @@ def _cliff_sentence(report: Report) -> str:
 
 def _course(report: Report, quantizer: str | None, cliff: Cliff) -> str:
     if cliff.status == "undetermined":
-        return f"has no located cliff ({_tally(report, quantizer)})"
+        return f"has no located cliff ({_grid_counts(report, quantizer)})"
     if cliff.status == "located":
         upper = point_words(report, cliff.upper_setting, cliff.upper_bits)
         lower = point_words(report, cliff.lower_setting, cliff.lower_bits, unit="")
@@ -235,7 +235,7 @@ def _end(report: Report, quantizer: str | None, cliff: Cliff) -> tuple[str | Non
     return row.setting, row.code_bits
 
 
-def _tally(report: Report, quantizer: str | None) -> str:
+def _grid_counts(report: Report, quantizer: str | None) -> str:
     grid = cliff_grid(report, quantizer)
     if not grid:
         return "no uniform setting was run, so there is no grid to look in"
@@ -299,10 +299,10 @@ def _undecided(report: Report) -> str:
     if not rows:
         return "It says nothing about other models, quantizers, tasks or longer prompts than those run"
     verb = "holds" if len(rows) == 1 else "hold"
-    return f"It cannot say whether {_some(rows)} {verb} ({_sample_words(report, rows)})"
+    return f"It cannot say whether {_listed_settings(rows)} {verb} ({_sample_words(report, rows)})"
 
 
-def _some(rows: list[SettingResult]) -> str:
+def _listed_settings(rows: list[SettingResult]) -> str:
     names = [clean(row.setting) for row in rows[:_MOST_NAMED]]
     if len(rows) > _MOST_NAMED:
         names = [*names[: _MOST_NAMED - 1], f"{len(rows) - _MOST_NAMED + 1} more settings"]

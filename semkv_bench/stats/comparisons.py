@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from semkv_bench.stats.allocations import Allocated, allocated
-from semkv_bench.stats.contrast import Contrast, Side, contrast_of, side_of
+from semkv_bench.stats.contrast import Arm, Contrast, arm_of, contrast_of
 from semkv_bench.stats.further import NO_ENDS, Deletion, Interpolation
 from semkv_bench.stats.multiplicity import holm
 from semkv_bench.stats.options import StatsOptions
@@ -60,14 +60,14 @@ def interpolation(
     mixes = [mix for mix, _, _ in ends]
     share = np.array([mix.share for mix in mixes])
 
-    def both_ends(scores: PairedScores) -> tuple[Side, Side]:
-        high, low = (side_of(scores, [found[k] for found in ends]) for k in (1, 2))
+    def both_ends(scores: PairedScores) -> tuple[Arm, Arm]:
+        high, low = (arm_of(scores, [found[k] for found in ends]) for k in (1, 2))
         return high, low
 
-    def mix_and_line(scores: PairedScores) -> tuple[Side, Side]:
+    def mix_and_line(scores: PairedScores) -> tuple[Arm, Arm]:
         high, low = both_ends(scores)
-        line = Side(_mixed(high.scores, low.scores, share), _mixed(high.references, low.references, share))
-        return side_of(scores, [mix.index for mix in mixes]), line
+        line = Arm(_mixed(high.scores, low.scores, share), _mixed(high.references, low.references, share))
+        return arm_of(scores, [mix.index for mix in mixes]), line
 
     result = contrast_of(paired, mix_and_line, options, look)
     apart = contrast_of(paired, both_ends, options, look)
@@ -137,8 +137,8 @@ def deletion(paired: PairedScores, options: StatsOptions, look: Look | None = No
             pairs += [(i, j) for j in found] or [(i, None)]
     matched = [pair for pair in pairs if pair[1] is not None]
 
-    def sides(scores: PairedScores) -> tuple[Side, Side]:
-        first, second = (side_of(scores, [pair[k] for pair in matched]) for k in (0, 1))
+    def sides(scores: PairedScores) -> tuple[Arm, Arm]:
+        first, second = (arm_of(scores, [pair[k] for pair in matched]) for k in (0, 1))
         return first, second
 
     result = contrast_of(paired, sides, options, look)

@@ -14,13 +14,13 @@ from semkv_bench.stats.options import StatsOptions
 from semkv_bench.stats.pairing import PairedScores
 from semkv_bench.stats.spending import Look
 
-__all__ = ["Contrast", "Side", "also_with_losses", "contrast", "contrast_of", "side_of"]
+__all__ = ["Arm", "Contrast", "also_with_losses", "arm_of", "contrast", "contrast_of"]
 
 _CHUNK = 1000
 
 
 @dataclass(frozen=True)
-class Side:
+class Arm:
     """One side of a comparison per column: cluster scores and the reference's over the same rows, [N, K]."""
 
     scores: np.ndarray
@@ -55,14 +55,14 @@ class Contrast:
         return None if np.isnan(number) else float(number)
 
 
-def side_of(paired: PairedScores, columns: list[int]) -> Side:
+def arm_of(paired: PairedScores, columns: list[int]) -> Arm:
     """The settings ``columns`` as one side, K columns."""
-    return Side(paired.measures["score"][:, columns], paired.references["score"][:, columns])
+    return Arm(paired.measures["score"][:, columns], paired.references["score"][:, columns])
 
 
 def contrast(
-    first: Side,
-    second: Side,
+    first: Arm,
+    second: Arm,
     tasks: np.ndarray,
     options: StatsOptions,
     look: Look | None = None,
@@ -90,7 +90,7 @@ def contrast(
 
 def contrast_of(
     paired: PairedScores,
-    sides: Callable[[PairedScores], tuple[Side, Side]],
+    sides: Callable[[PairedScores], tuple[Arm, Arm]],
     options: StatsOptions,
     look: Look | None = None,
 ) -> Contrast:
@@ -120,13 +120,13 @@ def _fields(part: Contrast) -> tuple[str, ...]:
     return tuple(part.__dataclass_fields__)
 
 
-def _cut(side: Side, start: int) -> Side:
-    return Side(side.scores[:, start : start + _CHUNK], side.references[:, start : start + _CHUNK])
+def _cut(side: Arm, start: int) -> Arm:
+    return Arm(side.scores[:, start : start + _CHUNK], side.references[:, start : start + _CHUNK])
 
 
 def _contrast(
-    first: Side,
-    second: Side,
+    first: Arm,
+    second: Arm,
     tasks: np.ndarray,
     options: StatsOptions,
     look: Look | None,

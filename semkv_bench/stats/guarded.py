@@ -40,8 +40,8 @@ import numpy as np
 from scipy import stats
 
 __all__ = [
+    "Bound",
     "Moments",
-    "Side",
     "guarded_interval",
     "lower_side",
     "moments",
@@ -68,11 +68,11 @@ class Moments:
     """Summary of one or many samples of cluster values; fields have shape [S], one entry a sample.
 
     ``variance`` and ``third`` are the second and third central moment of one cluster of average weight;
-    ``spread`` and ``stake`` are the size-weighted mean absolute difference and reference score. ``differing`` and
-    ``near`` count, in effective clusters, those that are not ties, and those that differ by at most half
-    of ``spread``. ``heaviest`` is the weight of the heaviest cluster, ``1 / n_eff`` being 1. ``heavy_clusters``
-    and ``heavy_weight`` [S, T] are clusters and weight in the average of the task with the heaviest clusters, of
-    the two with the heaviest, and so on.
+    ``spread`` and ``reference_size`` are the size-weighted mean absolute difference and reference score.
+    ``differing`` and ``small_differences`` count, in effective clusters, those that are not ties, and those that
+    differ by at most half of ``spread``. ``heaviest_weight`` is the weight of the heaviest cluster, ``1 / n_eff``
+    being 1. ``heavy_clusters`` and ``heavy_weight`` [S, T] are clusters and weight in the average of the task
+    with the heaviest clusters, of the two with the heaviest, and so on.
     """
 
     clusters: np.ndarray
@@ -82,10 +82,10 @@ class Moments:
     variance: np.ndarray
     third: np.ndarray
     differing: np.ndarray
-    near: np.ndarray
+    small_differences: np.ndarray
     spread: np.ndarray
-    stake: np.ndarray
-    heaviest: np.ndarray
+    reference_size: np.ndarray
+    heaviest_weight: np.ndarray
     heavy_clusters: np.ndarray
     heavy_weight: np.ndarray
 
@@ -97,7 +97,7 @@ class Moments:
             n_eff=self.n_eff * factor,
             df=self.df * factor,
             differing=self.differing * factor,
-            near=self.near * factor,
+            small_differences=self.small_differences * factor,
             heavy_clusters=self.heavy_clusters * np.reshape(factor, (-1, 1)),
         )
 
@@ -113,7 +113,7 @@ class Moments:
 
 
 @dataclass(frozen=True)
-class Side:
+class Bound:
     """One bound as a function of the quantile: ``center + t * se + skew``, see :meth:`at`. Shapes [S]."""
 
     center: np.ndarray
@@ -197,10 +197,10 @@ def moments(
         variance=n_eff * (weight_t**2 * var_t / safe_n).sum(axis=0),
         third=n_eff**2 * (weight_t**3 * third / safe_n**2).sum(axis=0),
         differing=(unit * (size > TIE)).sum(axis=0) / squares,
-        near=(unit * (size <= spread / 2)).sum(axis=0) / squares,
+        small_differences=(unit * (size <= spread / 2)).sum(axis=0) / squares,
         spread=spread,
-        stake=whole,
-        heaviest=n_eff * unit.max(axis=0),
+        reference_size=whole,
+        heaviest_weight=n_eff * unit.max(axis=0),
         **_heaviest_tasks(*_strata(n_t, weight_t, unit, here, tasks, sizes)),
     )
     return found if documents is None else _of_documents(found, unit, documents)
@@ -211,7 +211,7 @@ def _of_documents(m: Moments, unit: np.ndarray, documents: np.ndarray) -> Moment
     member = (documents[None, :] == np.unique(documents)[:, None]).astype(float)  # [documents, N]
     weight = member @ unit
     fewer = m.grown((unit**2).sum(axis=0) / (weight**2).sum(axis=0))
-    return replace(fewer, clusters=(weight > 0).sum(axis=0), heaviest=fewer.n_eff * weight.max(axis=0))
+    return replace(fewer, clusters=(weight > 0).sum(axis=0), heaviest_weight=fewer.n_eff * weight.max(axis=0))
 
 
 def _strata(
@@ -265,11 +265,11 @@ def _lost_together(unit: np.ndarray, size: np.ndarray, rows: np.ndarray, whole: 
     return np.where(had > 0, np.minimum(left / np.where(had > 0, had, 1.0), 1.0), 1.0)
 
 
-def lower_side(m: Moments) -> Side:
+def lower_side(m: Moments) -> Bound:
     """The bound that must stay above -margin for equivalence (use negative ``t``)."""
     fresh, tied = _unseen(m), np.clip(1 - m.differing, 0, 1)
-    loss = fresh + (1 - fresh) * np.maximum(m.stake, m.spread)
-    weight = np.where(m.differing > 0, LOSS_WEIGHT * m.heaviest, 1.0)
+    loss = fresh + (1 - fresh) * np.maximum(m.reference_size, m.spread)
+    weight = np.where(m.differing > 0, LOSS_WEIGHT * m.heaviest_weight, 1.0)
     side = _with_guards(_tied(m, tied), -loss, weight, tied, np.ones_like(loss))
     return replace(side, skew=np.zeros_like(side.skew))
 
@@ -279,22 +279,22 @@ def _unseen(m: Moments) -> np.ndarray:
     return np.clip(1 - m.differing / ENOUGH, 0, 1)
 
 
-def upper_side(m: Moments) -> Side:
+def upper_side(m: Moments) -> Bound:
     """The bound that must fall below -margin for degradation, below 0 for a detectable loss (positive ``t``)."""
     fresh, tied = _unseen(m), np.clip(1 - m.differing, 0, 1)
-    second = np.clip(2 - 2 * np.minimum(m.differing, m.near) / ENOUGH, 0, 1)
+    second = np.clip(2 - 2 * np.minimum(m.differing, m.small_differences) / ENOUGH, 0, 1)
     high = fresh + (1 - fresh) * m.mean
     return _with_guards(_tied(m, tied), -tied, second, high, np.ones_like(fresh))
 
 
 def _tied(m: Moments, tied: np.ndarray) -> Moments:
     """A sample of ties counts as many clusters as if all of them weighed as much as the heaviest, [S]."""
-    return replace(m, n_eff=m.n_eff / (1 + tied * (m.heaviest - 1)))
+    return replace(m, n_eff=m.n_eff / (1 + tied * (m.heaviest_weight - 1)))
 
 
 def _with_guards(
     m: Moments, low: np.ndarray, low_weight: np.ndarray, high: np.ndarray, high_weight: np.ndarray
-) -> Side:
+) -> Bound:
     """Mean, standard error and skewness of the sample with guards at ``low`` and ``high`` added."""
     n = m.n_eff + low_weight + high_weight
     center = (m.n_eff * m.mean + low_weight * low + high_weight * high) / n
@@ -309,7 +309,7 @@ def _with_guards(
         + high_weight * d_high**3
     )
     skew = third / np.maximum(second, 1e-300) / (6 * n)
-    return Side(center, np.sqrt(second / ((n - 1) * n)), m.df + low_weight + high_weight, skew)
+    return Bound(center, np.sqrt(second / ((n - 1) * n)), m.df + low_weight + high_weight, skew)
 
 
 def guarded_interval(m: Moments, confidence: float) -> tuple[np.ndarray, np.ndarray]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from semkv_bench.stats.comparisons import judged_columns
-from semkv_bench.stats.contrast import Side, contrast_of, side_of
+from semkv_bench.stats.contrast import Arm, arm_of, contrast_of
 from semkv_bench.stats.further import MethodPair, MethodPoint, Methods
 from semkv_bench.stats.guarded import moments
 from semkv_bench.stats.options import StatsOptions
@@ -116,12 +116,12 @@ def bracket(grid: Sequence[tuple[float, int]], bits: float) -> _Between | None:
     return None
 
 
-def _side(paired: PairedScores, chosen: Sequence[_Between]) -> Side:
+def _side(paired: PairedScores, chosen: Sequence[_Between]) -> Arm:
     """Scores on the lines between the points, and the reference's over the same rows."""
-    upper = side_of(paired, [one.upper for one in chosen])
-    lower = side_of(paired, [one.lower for one in chosen])
+    upper = arm_of(paired, [one.upper for one in chosen])
+    lower = arm_of(paired, [one.lower for one in chosen])
     share = np.array([one.share for one in chosen])
-    return Side(_mixed(upper.scores, lower.scores, share), _mixed(upper.references, lower.references, share))
+    return Arm(_mixed(upper.scores, lower.scores, share), _mixed(upper.references, lower.references, share))
 
 
 def _mixed(high: np.ndarray, low: np.ndarray, share: np.ndarray) -> np.ndarray:
@@ -138,7 +138,7 @@ def _pairs(
     if not pairs:
         return ()
 
-    def sides(scores: PairedScores) -> tuple[Side, Side]:
+    def sides(scores: PairedScores) -> tuple[Arm, Arm]:
         first, second = (_side(scores, [between[pair[0], pair[side]] for pair in pairs]) for side in (1, 2))
         return first, second
 

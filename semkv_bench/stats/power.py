@@ -74,14 +74,14 @@ def _dropped(m: Moments, drops: np.ndarray) -> Moments:
     kept = np.where(missing > 0, 1.0, drops / np.where(lost > 0, lost, np.inf))
     mean, square = kept * m.mean, kept * (m.variance + m.mean**2)
     cube = kept * (m.third + 3 * m.mean * m.variance + m.mean**3)
-    loss = np.maximum(np.maximum(m.stake, m.spread), drops)
+    loss = np.maximum(np.maximum(m.reference_size, m.spread), drops)
     share = missing / loss
     changed = {
         "mean": np.broadcast_to(-drops, loss.shape),
         "variance": square - mean**2 + missing * (loss - missing),
         "third": cube - 3 * mean * square + 2 * mean**3 - loss**3 * share * (1 - share) * (1 - 2 * share),
         "differing": np.minimum(kept * m.differing + m.n_eff * share, m.n_eff),
-        "near": (m.n_eff - kept * (m.n_eff - m.near)) * (1 - share),
+        "small_differences": (m.n_eff - kept * (m.n_eff - m.small_differences)) * (1 - share),
         "spread": np.where(missing > 0, loss, m.spread),
     }
     same = {name: np.tile(value, (len(drops),) + (1,) * (value.ndim - 1)) for name, value in vars(m).items()}

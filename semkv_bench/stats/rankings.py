@@ -8,7 +8,7 @@ import string
 import numpy as np
 
 from semkv_bench.stats.allocations import Allocated, allocated
-from semkv_bench.stats.contrast import Contrast, Side, contrast_of, side_of
+from semkv_bench.stats.contrast import Arm, Contrast, arm_of, contrast_of
 from semkv_bench.stats.equivalence import reference_moments
 from semkv_bench.stats.further import NO_ENDS, MetricPair, RankedMetric, Ranking
 from semkv_bench.stats.guarded import score_interval
@@ -58,8 +58,8 @@ def _ranking(
     members = sorted(members, key=lambda each: (-scores[each.index], each.metric))
     pairs = list(itertools.combinations(range(len(members)), 2))
 
-    def sides(scores: PairedScores) -> tuple[Side, Side]:
-        first, second = (side_of(scores, [members[pair[k]].index for pair in pairs]) for k in (0, 1))
+    def sides(scores: PairedScores) -> tuple[Arm, Arm]:
+        first, second = (arm_of(scores, [members[pair[k]].index for pair in pairs]) for k in (0, 1))
         return first, second
 
     result = contrast_of(paired, sides, options, look)

@@ -16,11 +16,11 @@ from semkv_bench.stats.pairing import PairedScores, SettingInfo, pair
 from semkv_bench.stats.sensitivity import reacting_tasks
 from semkv_bench.stats.spending import Look
 
-__all__ = ["Decision", "decide", "take_look"]
+__all__ = ["LookDecision", "decide", "take_look"]
 
 
 @dataclass(frozen=True)
-class Decision:
+class LookDecision:
     """Whether to stop, why in words, and the settings that are still open."""
 
     stop: bool
@@ -30,7 +30,7 @@ class Decision:
 
 def take_look(
     frame: pd.DataFrame, options: StatsOptions, chance: Mapping[str, float], look: Look
-) -> Decision:
+) -> LookDecision:
     """Decide on the sample of ``look``; the same records give the same decision.
 
     ``frame`` and ``chance`` are as for :func:`semkv_bench.stats.analyze`.
@@ -39,7 +39,7 @@ def take_look(
     return decide(paired, judge(paired, options, chance_level(paired, options, chance), look=look))
 
 
-def decide(paired: PairedScores, judgement: Judgement) -> Decision:
+def decide(paired: PairedScores, judgement: Judgement) -> LookDecision:
     """Stop when every grid point holds or is degraded and no open setting could be a cheaper operating point.
 
     The cliff needs every grid point: all above it must hold and all below it be degraded. A mix that costs
@@ -47,7 +47,7 @@ def decide(paired: PairedScores, judgement: Judgement) -> Decision:
     has shown nothing yet and goes on.
     """
     if not judgement.reference_works:
-        return Decision(False, "full precision is not yet shown to do the tasks", ())
+        return LookDecision(False, "full precision is not yet shown to do the tasks", ())
     undecided = [
         info
         for info, shown in zip(paired.settings, judgement.shown, strict=True)
@@ -56,13 +56,13 @@ def decide(paired: PairedScores, judgement: Judgement) -> Decision:
     point = choose(paired, judgement)
     left = tuple(info.name for info in undecided if info.kind == "uniform" or _could_win(info, point))
     if left:
-        return Decision(False, f"still open: {', '.join(left)}", left)
+        return LookDecision(False, f"still open: {', '.join(left)}", left)
     if judgement.positive_control is None:
-        return Decision(
+        return LookDecision(
             True, "every grid point holds, so more examples would not show where quality is lost", ()
         )
     found = "no setting is left that could be equivalent" if point is None else f"cheapest is {point.name}"
-    return Decision(True, f"every grid point is decided and {found}", ())
+    return LookDecision(True, f"every grid point is decided and {found}", ())
 
 
 def _could_win(info: SettingInfo, point: SettingInfo | None) -> bool:

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from semkv_bench.records.schema import EXAMPLE, REFERENCE, UNIT
-from semkv_bench.stats.contrast import Contrast, Side, also_with_losses, contrast
+from semkv_bench.stats.contrast import Arm, Contrast, also_with_losses, contrast
 from semkv_bench.stats.equivalence import difference_moments
 from semkv_bench.stats.further import NO_ENDS, RunawayDetector, Turn, TurnDrift, TurnResult
 from semkv_bench.stats.guarded import guarded_interval, moments, score_interval
@@ -134,7 +134,7 @@ def _with_losses(scored: pd.DataFrame) -> pd.DataFrame:
 
 def _sides(
     scored: pd.DataFrame, names: list[str], turns: tuple[int, int]
-) -> tuple[np.ndarray, np.ndarray, dict[int, Side]]:
+) -> tuple[np.ndarray, np.ndarray, dict[int, Arm]]:
     """Task codes and sizes [N] of the clusters and both turns' mean scores, halved: their difference spans -2 to 2."""
     means = scored.groupby(["task", "cluster", "turn", "setting"])[["score", "reference"]].mean() / 2
     examples = means.index.droplevel(["turn", "setting"]).unique().sort_values()
@@ -149,7 +149,7 @@ def _sides(
             name: part[name].reindex(index=examples, columns=names).to_numpy(dtype=float)
             for name in ("score", "reference")
         }
-        sides[turn] = Side(tables["score"], tables["reference"])
+        sides[turn] = Arm(tables["score"], tables["reference"])
     return tasks, sizes, sides
 
 

@@ -80,7 +80,7 @@ def run_plan(plan: "Plan", config: "DictConfig", plain: bool = False, out: "Cons
     ran = run_sweep(plan, folder, partial(track, what=what, console=console))
     out.print(_ran_words(ran, folder, config), markup=False, highlight=False, soft_wrap=True)
     if plan.stages:
-        from semkv_bench.sweep.looks import progress_words
+        from semkv_bench.sweep.interim import progress_words
 
         out.print(progress_words(folder), highlight=False, soft_wrap=True)
     return folder

@@ -242,12 +242,12 @@ def _row(
         "full_bytes_in_16_bits": FULL.planned(plan.shape.cache, tokens).full_bytes,
         "recorded_bytes": _recorded(records[0], "cache_bytes"),
         "recorded_cache_bits": _recorded(records[0], "cache_bits"),
-        "packed": _told(packed, records[0], loaded),
-        "plain": _told(plain, records[1], loaded),
+        "packed": _answer_content(packed, records[0], loaded),
+        "plain": _answer_content(plain, records[1], loaded),
     }
 
 
-def _told(answer: _Answer, record: pd.Series, loaded: LoadedModel) -> dict[str, Any]:
+def _answer_content(answer: _Answer, record: pd.Series, loaded: LoadedModel) -> dict[str, Any]:
     text = loaded.tokenizer.decode(answer.tokens, skip_special_tokens=True)
     same = text == record["prediction"] and len(answer.tokens) == record["new_tokens"]
     return {

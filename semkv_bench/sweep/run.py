@@ -21,7 +21,7 @@ from semkv_bench.records.folder import RunFolder, charter_hash
 from semkv_bench.records.prompts import answers_hash
 from semkv_bench.records.runs import RUNS, new_folder, one_at_a_time
 from semkv_bench.sweep.agreement import agreement
-from semkv_bench.sweep.looks import check_looks, in_order, settle
+from semkv_bench.sweep.interim import check_looks, in_order, take_due_looks
 from semkv_bench.sweep.runaway import is_loop, is_runaway
 from semkv_bench.tasks import Example
 
@@ -75,7 +75,7 @@ def run_sweep(
     try:
         check_looks(folder)
         pending = [example for example in interleaved(plan.share) if example.unit not in folder.done]
-        if settle(plan.stages, folder) or not pending:
+        if take_due_looks(plan.stages, folder) or not pending:
             return 0
         with plan.engine.open(plan.source) as session:
             started = datetime.now(UTC)

@@ -16,19 +16,19 @@ _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:[, \u00a0\u202f_]\d{3})+|\d+)(?:\.\d+)?
 _CLOSE = 1e-6
 
 
-def _plain(text: str) -> str:
+def _normal_text(text: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 def exact(prediction: str, reference: str, choices: Sequence[str]) -> float:
     """1 where the whole prediction is the reference, but for case, width, white space and a full stop at its end."""
-    return float(_plain(prediction).rstrip(".") == _plain(reference).rstrip("."))
+    return float(_normal_text(prediction).rstrip(".") == _normal_text(reference).rstrip("."))
 
 
 def contains(prediction: str, reference: str, choices: Sequence[str]) -> float:
     """1 where the reference stands in the prediction and not as a part of a longer word or number."""
-    wanted = re.escape(_plain(reference))
-    return float(re.search(rf"(?<!\w){wanted}(?!\w)", _plain(prediction)) is not None)
+    wanted = re.escape(_normal_text(reference))
+    return float(re.search(rf"(?<!\w){wanted}(?!\w)", _normal_text(prediction)) is not None)
 
 
 def f1(prediction: str, reference: str, choices: Sequence[str]) -> float:
@@ -72,10 +72,10 @@ SCORERS: dict[str, Scorer] = {
 
 def chosen_first(prediction: str, choices: Sequence[str]) -> str | None:
     """The choice that stands first in ``prediction``, of two at one place the longer one; None where none does."""
-    text = _plain(prediction)
+    text = _normal_text(prediction)
     places = []
     for option in choices:
-        match = re.search(rf"(?<!\w){re.escape(_plain(option))}(?!\w)", text)
+        match = re.search(rf"(?<!\w){re.escape(_normal_text(option))}(?!\w)", text)
         if match:
             places.append((match.start(), -len(option), option))
     return min(places)[2] if places else None

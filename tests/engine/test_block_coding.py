@@ -9,10 +9,10 @@ from requested import GRID, MIXED, greedy, some_ids, some_request
 from transformers import LlamaConfig
 
 from semkv_bench import SemKVCache
-from semkv_bench.engine.coding import RowCoding
+from semkv_bench.engine.coding import RowCoder
 from semkv_bench.engine.engine import Engine, Request, Turn
 from semkv_bench.engine.rows import RowCache
-from semkv_bench.protocols.rule import PREFILL, Blocks, coder_seed
+from semkv_bench.protocols.rule import PREFILL, CodingRule, coder_seed
 from semkv_bench.quantizers import Affine, TurboQuant
 from semkv_bench.quantizers.affine import AffineCoder
 from semkv_bench.settings.setting import FULL, TwoLevelMixes
@@ -42,11 +42,11 @@ CHUNKS = st.lists(st.integers(1, 9), min_size=1, max_size=12)
 def test_rows_equal_offline_coding_whatever_the_calls(chunks, block, number):
     rows, rule, setting = (
         RowCache(LlamaConfig(num_hidden_layers=1)),
-        Blocks("generated", block),
+        CodingRule("generated", block),
         CODED[number],
     )
     rows.reserve(2, 200)
-    coding = RowCoding(rows, [FULL, setting], rule, [0], [1, 2, 3], seed=5)
+    coding = RowCoder(rows, [FULL, setting], rule, [0], [1, 2, 3], seed=5)
     states = torch.randn(2, 2, 2, sum(chunks), 16, generator=torch.Generator().manual_seed(sum(chunks)))
     done = 0
     for size in chunks:
@@ -67,7 +67,7 @@ def test_rows_equal_offline_coding_whatever_the_calls(chunks, block, number):
 @hypothesis_settings(max_examples=25, deadline=None)
 @given(chunks=CHUNKS, block=st.sampled_from([4, 6, 16]), number=st.integers(0, 1), prompt=st.integers(2, 7))
 def test_the_packed_cache_equals_offline_coding_whatever_the_calls(chunks, block, number, prompt):
-    setting, rule = CODED[number], Blocks("generated", block)
+    setting, rule = CODED[number], CodingRule("generated", block)
     config = LlamaConfig(num_hidden_layers=1, num_key_value_heads=2, head_dim=16)
     cache = SemKVCache(config, setting, parts="generated", block=block, seed=5)
     total = prompt + sum(chunks)
@@ -97,7 +97,7 @@ def test_the_packed_cache_equals_offline_coding_whatever_the_calls(chunks, block
 def _single_steps_of_rows(states):
     rows = RowCache(LlamaConfig(num_hidden_layers=1))
     rows.reserve(1, 20)
-    coding = RowCoding(rows, [GRID[2]], Blocks("both", 4), [0], [1], seed=0)
+    coding = RowCoder(rows, [GRID[2]], CodingRule("both", 4), [0], [1], seed=0)
     for step in range(12):
         coding.close()
         back = rows.update(*states[..., step : step + 1, :], 0)
@@ -139,7 +139,7 @@ def coded_tokens(monkeypatch):
 @pytest.mark.parametrize("parts", ["prompt", "generated", "both"])
 def test_every_token_is_coded_once_and_none_twice(tiny_llama, coded_tokens, parts):
     """Two turns without a forced answer: prompt and tail, keys and values, three layers, each token once."""
-    request, rule = some_request(turns=2, new=9, reference_ids=[]), Blocks(parts, 4)
+    request, rule = some_request(turns=2, new=9, reference_ids=[]), CodingRule(parts, 4)
     request = Request(**{**vars(request), "follow_ups": (Turn(some_ids(13), [], 9, frozenset()),)})
     turns = Engine(tiny_llama).converse(request, [FULL, *GRID[:2]], rule)
     prompt, first = (
@@ -170,4 +170,4 @@ def test_the_packed_cache_codes_every_token_once(tiny_llama, coded_tokens):
 def test_coding_the_prompt_alone_is_the_prefill_protocol(tiny):
     settings = [FULL, *GRID, *MIXED[:2]]
     before = Engine(tiny).converse(some_request(), settings, PREFILL)
-    assert Engine(tiny).converse(some_request(), settings, Blocks("prompt", 4)) == before
+    assert Engine(tiny).converse(some_request(), settings, CodingRule("prompt", 4)) == before

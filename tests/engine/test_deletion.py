@@ -16,8 +16,8 @@ from semkv_bench.engine.prefill import prefill
 from semkv_bench.engine.rows import RowCache
 from semkv_bench.errors import SemkvError
 from semkv_bench.importance import metric
-from semkv_bench.importance.sources import watch_attention
-from semkv_bench.protocols.rule import PREFILL, Blocks
+from semkv_bench.importance.hooks import watch_attention
+from semkv_bench.protocols.rule import PREFILL, CodingRule
 from semkv_bench.quantizers import Affine
 from semkv_bench.settings import Evictions
 from semkv_bench.settings.setting import FULL, Pruned
@@ -81,7 +81,7 @@ def test_a_hidden_token_is_as_good_as_gone(tiny, new, attention, dtype, close):
     assert (logits[True][1] - logits[False][1]).abs().max() > 1e-4
 
 
-@pytest.mark.parametrize("rule", [PREFILL, Blocks("both", 4), Blocks("generated", 4)], ids=str)
+@pytest.mark.parametrize("rule", [PREFILL, CodingRule("both", 4), CodingRule("generated", 4)], ids=str)
 def test_pruned_rows_share_one_batch_with_all_others(tiny_llama, rule):
     pruned = Pruned([0.75, 0.5, 0.25], ["value_norm", "attention_received"], ["shared", "layer"])
     settings = [FULL, GRID[0], *pruned.settings(Affine(), Affine()), GRID[1]]
@@ -207,7 +207,7 @@ def test_generated_tokens_go_by_attention_less_redundancy(tiny_llama):
     """Each block of four loses the two whose score is least, by its own attention and keys."""
     (setting,) = Pruned(0.5, "r_kv", "layer").settings(Affine(), Affine())
     request = some_request(new=14)
-    outcome = Engine(tiny_llama).run(request, [FULL, setting], Blocks("generated", 4))[1]
+    outcome = Engine(tiny_llama).run(request, [FULL, setting], CodingRule("generated", 4))[1]
     held = outcome.stored.sides[0].tokens
     assert held.deleted == 2 * ((len(outcome.tokens)) // 4) and held.deleted >= 4
     # The same block scored by hand.

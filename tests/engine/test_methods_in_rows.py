@@ -5,7 +5,7 @@ from requested import some_request
 
 from semkv_bench.engine.engine import Engine
 from semkv_bench.engine.options import EngineOptions
-from semkv_bench.protocols.rule import Blocks
+from semkv_bench.protocols.rule import CodingRule
 from semkv_bench.quantizers import Affine, Keep, Method
 from semkv_bench.settings.setting import FULL, uniform_settings
 
@@ -26,7 +26,7 @@ SETTINGS = [
 @pytest.mark.parametrize(("parts", "turns"), [("prompt", 1), ("both", 1), ("generated", 1), ("both", 2)])
 def test_answers_hang_on_no_other_row(tiny_llama, parts, turns):
     free = some_request(turns=turns, new=14)
-    rule = Blocks(parts, 4)
+    rule = CodingRule(parts, 4)
     # The first row to say this token ends early.
     early = Engine(tiny_llama).answer(free, SETTINGS, rule).turns[0][1].tokens[3]
     request = some_request(turns=turns, new=14, stop={early})
@@ -43,7 +43,7 @@ def test_answers_hang_on_no_other_row(tiny_llama, parts, turns):
 
 
 def test_what_a_row_holds_is_what_the_rule_plans(tiny_llama):
-    rule, request = Blocks("both", 4), some_request(new=14, reference_ids=[])
+    rule, request = CodingRule("both", 4), some_request(new=14, reference_ids=[])
     (outcomes,) = Engine(tiny_llama).answer(request, SETTINGS, rule).turns
     for outcome in outcomes[1:]:
         keys, values = rule.stored(outcome.setting, 39, [14])

@@ -10,7 +10,7 @@ from semkv_bench.engine.engine import Engine
 from semkv_bench.engine.forced import Said, verified
 from semkv_bench.engine.options import EngineOptions
 from semkv_bench.engine.outcome import Turn
-from semkv_bench.protocols.rule import PREFILL, Blocks
+from semkv_bench.protocols.rule import PREFILL, CodingRule
 from semkv_bench.settings.setting import FULL
 
 SETTINGS = [FULL, *GRID]
@@ -24,7 +24,7 @@ def _stepwise(monkeypatch):
     )
 
 
-RULES = {"prefill": PREFILL, "both": Blocks("both", 4), "generated": Blocks("generated", 3)}
+RULES = {"prefill": PREFILL, "both": CodingRule("both", 4), "generated": CodingRule("generated", 3)}
 CASES = [
     (rule, temperature, shortest)
     for rule in RULES

@@ -18,7 +18,7 @@ from semkv_bench.plan.settings import planned_settings
 
 LOTTERY = """
 import torch
-from semkv_bench.importance.controls import ControlMetric
+from semkv_bench.importance.model_free import ControlMetric
 
 
 class Lottery(ControlMetric):

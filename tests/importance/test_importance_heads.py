@@ -12,7 +12,7 @@ import torch
 from semkv_bench.engine.engine import Engine
 from semkv_bench.errors import UsageError
 from semkv_bench.importance import metric, observe
-from semkv_bench.importance.sources import watch_attention
+from semkv_bench.importance.hooks import watch_attention
 
 
 class Repeating:

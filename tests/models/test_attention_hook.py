@@ -13,7 +13,7 @@ from semkv_bench.engine.attention import row_attention
 from semkv_bench.engine.rows import RowCache
 from semkv_bench.errors import SemkvError
 from semkv_bench.importance import observe
-from semkv_bench.importance.sources import watch_attention
+from semkv_bench.importance.hooks import watch_attention
 from semkv_bench.models import attention_hook
 
 METRICS = ["key_norm", "attention_received", "attention_window-8", "snapkv-8"]

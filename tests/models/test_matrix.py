@@ -15,7 +15,7 @@ from semkv_bench.engine.engine import Engine, Request, Turn
 from semkv_bench.errors import SemkvError, UsageError
 from semkv_bench.models.load import LoadedModel
 from semkv_bench.plan.plan import make_plan
-from semkv_bench.protocols.rule import PREFILL, Blocks
+from semkv_bench.protocols.rule import PREFILL, CodingRule
 from semkv_bench.quantizers import Affine
 from semkv_bench.settings.setting import FULL, uniform_settings
 
@@ -179,7 +179,7 @@ def test_an_architecture_is_swept_as_the_oracle_says(name, sweep_config, tmp_pat
     # A conversation whose answers are coded in blocks while they are generated, and whole between the turns.
     stop = prefill[0][0][0][NEW // 2]
     conversation = [converse(model, TURNS, FORCED, NEW, levels, BLOCK, stop) for levels in (None, LEVELS)]
-    rows_equal_the_oracle(loaded, Blocks("both", BLOCK), conversation, stop)
+    rows_equal_the_oracle(loaded, CodingRule("both", BLOCK), conversation, stop)
     if any(
         getattr(layer, "number_of_states", 0) and hasattr(layer, "get_mask_sizes") for layer in cache.layers
     ):

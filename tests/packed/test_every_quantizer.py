@@ -14,7 +14,7 @@ from semkv_bench.errors import UsageError
 from semkv_bench.grid.cost import SideShape
 from semkv_bench.kernels import PackedLayout
 from semkv_bench.plan.settings import planned_settings
-from semkv_bench.protocols.rule import Blocks
+from semkv_bench.protocols.rule import CodingRule
 from semkv_bench.quantizers import Affine, Keep, Layers, TurboQuant, TurboQuantProd, TurboQuantSplit
 from semkv_bench.quantizers.affine import AffineCoder
 from semkv_bench.settings.setting import FULL, TwoLevelMixes, uniform_settings
@@ -93,7 +93,7 @@ def test_methods_from_parts_answer_as_in_the_sweep(tiny_llama, made, parts):
 def _answers_as_swept(loaded, setting, parts):
     ids, new = some_ids(43), 18
     request = Request(ids[0].tolist(), [5], new, frozenset())
-    outcome = Engine(loaded).run(request, [FULL, setting], Blocks(parts, 4))[1]
+    outcome = Engine(loaded).run(request, [FULL, setting], CodingRule(parts, 4))[1]
     cache = SemKVCache(loaded.model.config, setting, parts=parts, block=4)
     assert greedy(loaded, cache, ids, new=new)[0] == outcome.tokens
     for part in outcome.stored.sides:

@@ -7,7 +7,7 @@ from packed_caches import AFFINE, L3, greedy, mixes, some_ids, swept
 from semkv_bench import SemKVCache
 from semkv_bench.engine.engine import Engine, Request
 from semkv_bench.errors import UsageError
-from semkv_bench.protocols.rule import Blocks
+from semkv_bench.protocols.rule import CodingRule
 from semkv_bench.settings.setting import FULL
 
 RANDOM = mixes("random", ["shared", "layer"], 8, 2, 0.5, AFFINE)
@@ -35,7 +35,7 @@ def _levels(cache):
 
 
 def test_blocks_of_generated_tokens_are_drawn_as_in_the_sweep(tiny):
-    ids, rule = some_ids(45), Blocks("both", 4)
+    ids, rule = some_ids(45), CodingRule("both", 4)
     request = Request(ids[0].tolist(), [5], 14, frozenset(), seed=2)
     outcomes = Engine(tiny).run(request, [FULL, *RANDOM], rule)
     for setting, outcome in zip(RANDOM, outcomes[1:], strict=True):

@@ -9,11 +9,11 @@ from thinned import of_models
 from transformers import DynamicCache
 
 from semkv_bench import SemKVCache
-from semkv_bench.engine.coding import RowCoding
+from semkv_bench.engine.coding import RowCoder
 from semkv_bench.engine.engine import Engine, Request, Turn
 from semkv_bench.engine.options import EngineOptions
 from semkv_bench.importance import Needs, choices, metric, observe, shared
-from semkv_bench.protocols.rule import PREFILL, Blocks
+from semkv_bench.protocols.rule import PREFILL, CodingRule
 from semkv_bench.quantizers import Affine
 from semkv_bench.settings.allocation import top_tokens
 from semkv_bench.settings.setting import FULL, Pruned, TwoLevelMixes
@@ -122,7 +122,7 @@ STEADY = [FULL, *GRID[:2]]
     indirect=["tiny"],
 )
 def test_generation_equals_a_stock_cache_coded_in_blocks(tiny, parts):
-    rule, request = Blocks(parts, 4), some_request(new=19)
+    rule, request = CodingRule(parts, 4), some_request(new=19)
     alone = Engine(tiny, EngineOptions(max_rows=1))
     (together,) = Engine(tiny).converse(request, STEADY, rule)
     for outcome in [*together, *alone.converse(request, [FULL, *GRID, *MIXED], rule)[0]]:
@@ -135,7 +135,7 @@ def test_generation_equals_a_stock_cache_coded_in_blocks(tiny, parts):
     indirect=["tiny"],
 )
 def test_conversations_equal_a_stock_cache_coded_between_turns(tiny, parts):
-    rule, apart = Blocks(parts, 4), 0
+    rule, apart = CodingRule(parts, 4), 0
     alone = Engine(tiny, EngineOptions(max_rows=1))
     for seed in range(2):
         free = some_request(turns=3, new=9, seed=seed)
@@ -164,7 +164,7 @@ def _noted(loaded, request, rule, label):
     setting = TwoLevelMixes(6, 2, 0.25, label, "shared").settings(Affine(), Affine())[0]
     seen = []
 
-    score = RowCoding._score
+    score = RowCoder._score
 
     def spied(coding, label, row, here):
         found = score(coding, label, row, here)
@@ -172,7 +172,7 @@ def _noted(loaded, request, rule, label):
             seen.append((here, found))
         return found
 
-    with mock.patch.object(RowCoding, "_score", spied):
+    with mock.patch.object(RowCoder, "_score", spied):
         outcome = Engine(loaded).converse(request, [FULL, setting], rule)[0][1]
     return seen, outcome.tokens
 
@@ -181,7 +181,7 @@ def _noted(loaded, request, rule, label):
 def test_generated_tokens_are_scored_as_a_prompt_of_the_same_tokens_is(tiny_llama, label):
     """With nothing coded before it, the first block's scores are those that a prefill gives the same tokens."""
     request = some_request(length=30, new=6, reference_ids=[5, 6, 7, 8, 9, 10, 11])
-    seen, tokens = _noted(tiny_llama, request, Blocks("generated", 4), label)
+    seen, tokens = _noted(tiny_llama, request, CodingRule("generated", 4), label)
     ids = [*request.input_ids, *tokens]
     with observe(tiny_llama, [label], tokens=33, logits_dtype=torch.float32) as observer:
         tiny_llama.model(torch.tensor([ids]))
@@ -192,7 +192,7 @@ def test_generated_tokens_are_scored_as_a_prompt_of_the_same_tokens_is(tiny_llam
 
 def test_attention_received_counts_the_queries_of_the_open_stretch(tiny_llama):
     request = some_request(length=30, new=6)
-    seen, tokens = _noted(tiny_llama, request, Blocks("generated", 4), "attention_received")
+    seen, tokens = _noted(tiny_llama, request, CodingRule("generated", 4), "attention_received")
     ids = [*request.input_ids, *tokens][:33]
     tiny_llama.model.set_attn_implementation("eager")
     try:
@@ -219,7 +219,7 @@ def test_a_row_is_ranked_alike_alone_and_together(tiny, label):
     settings = TwoLevelMixes(16, 12, 0.5, label, ["shared", "layer"]).settings(Affine(), Affine())
     label, block = settings[0].keys.allocation.metric, 4
     request = some_request(turns=2, new=7)
-    rule = Blocks("both", block)
+    rule = CodingRule("both", block)
     together = Engine(tiny).converse(request, [FULL, *settings], rule)
     alone = Engine(tiny, EngineOptions(max_rows=1)).converse(request, [FULL, *settings], rule)
     assert [[o.tokens for o in turn] for turn in together] == [[o.tokens for o in turn] for turn in alone]
@@ -231,7 +231,7 @@ def test_a_row_is_ranked_alike_alone_and_together(tiny, label):
 @pytest.mark.parametrize("scope", ["shared", "layer"])
 @pytest.mark.parametrize("parts", ["generated", "both"])
 def test_pruning_deletes_inside_each_block(tiny_llama, parts, scope):
-    rule, request = Blocks(parts, 4), some_request(turns=2, new=11)
+    rule, request = CodingRule(parts, 4), some_request(turns=2, new=11)
     pruned = Pruned([0.5, 0.25], "value_norm", scope).settings(Affine(), Affine())
     turns = Engine(tiny_llama).converse(request, [FULL, *pruned], rule)
     for number, setting in enumerate([FULL, *pruned]):
@@ -252,7 +252,7 @@ def test_pruning_deletes_inside_each_block(tiny_llama, parts, scope):
     indirect=["tiny"],
 )
 def test_the_packed_cache_generates_what_the_sweep_does(tiny, parts, attention):
-    request, rule = some_request(new=15), Blocks(parts, 4)
+    request, rule = some_request(new=15), CodingRule(parts, 4)
     settings = [*GRID[1:3], *MIXED[:3]]
     alone = Engine(tiny, EngineOptions(max_rows=1))
     (outcomes,) = alone.converse(request, [FULL, *settings], rule)
@@ -264,7 +264,7 @@ def test_the_packed_cache_generates_what_the_sweep_does(tiny, parts, attention):
 
 @pytest.mark.parametrize("parts", ["generated", "both"])
 def test_the_packed_cache_goes_through_turns_as_the_sweep_does(tiny, parts):
-    request, rule = some_request(turns=2, new=10), Blocks(parts, 4)
+    request, rule = some_request(turns=2, new=10), CodingRule(parts, 4)
     turns = Engine(tiny, EngineOptions(max_rows=1)).converse(request, [FULL, GRID[1]], rule)
     cache = SemKVCache(tiny.model.config, GRID[1], parts=parts, block=4)
     said = list(request.input_ids)
@@ -281,7 +281,7 @@ def test_the_packed_cache_goes_through_turns_as_the_sweep_does(tiny, parts):
 
 def test_full_in_its_own_history_is_a_plain_conversation(tiny):
     request = some_request(turns=3, new=6)
-    turns = Engine(tiny).converse(request, [FULL, *GRID], Blocks("both", 4))
+    turns = Engine(tiny).converse(request, [FULL, *GRID], CodingRule("both", 4))
     cache, said = DynamicCache(config=tiny.model.config), []
     for turn, outcomes in zip(request.turns, turns, strict=True):
         said += turn.input_ids
@@ -304,7 +304,7 @@ def test_a_row_that_ends_early_neither_stalls_nor_is_fed(tiny_llama):
     engine = Engine(tiny_llama)
     engine.run(some_request(), [FULL])  # tries out once what the model can take
     counted = tiny_llama.model.base_model.register_forward_pre_hook(count, with_kwargs=True)
-    turns = engine.converse(request, [FULL, *GRID], Blocks("both", 4))
+    turns = engine.converse(request, [FULL, *GRID], CodingRule("both", 4))
     counted.remove()
     steps = sum(len(o.tokens) - (not o.ended) for turn in turns for o in turn)
     assert len({len(o.tokens) for o in turns[0]}) > 1
@@ -313,7 +313,7 @@ def test_a_row_that_ends_early_neither_stalls_nor_is_fed(tiny_llama):
 
 def test_reference_history_gives_all_rows_the_same_past(tiny_llama):
     """A later turn is answered as if the references had been said; the first is not touched by it."""
-    request, rule = some_request(turns=2, new=8), Blocks("both", 4)
+    request, rule = some_request(turns=2, new=8), CodingRule("both", 4)
     own = Engine(tiny_llama).converse(request, [FULL, *GRID], rule)
     forced = Engine(tiny_llama).converse(request, [FULL, *GRID], rule, own_history=False)
     assert [o.tokens for o in own[0]] == [o.tokens for o in forced[0]]
@@ -324,7 +324,7 @@ def test_reference_history_gives_all_rows_the_same_past(tiny_llama):
 
 
 def test_noise_of_full_alone_is_measured_in_every_turn(tiny_llama):
-    engine, request, rule = Engine(tiny_llama), some_request(turns=3, new=6), Blocks("both", 4)
+    engine, request, rule = Engine(tiny_llama), some_request(turns=3, new=6), CodingRule("both", 4)
     answered = engine.answer(request, [FULL, *GRID], rule)
     alone = engine.answer_alone(request, answered, FULL, rule)
     assert [o.tokens for o in alone] == [turn[0].tokens for turn in answered.turns]
@@ -332,7 +332,7 @@ def test_noise_of_full_alone_is_measured_in_every_turn(tiny_llama):
 
 
 def test_sampling_is_the_same_in_groups_of_any_size(tiny_llama):
-    request, rule = some_request(turns=2, new=9), Blocks("both", 4)
+    request, rule = some_request(turns=2, new=9), CodingRule("both", 4)
     whole = Engine(tiny_llama, EngineOptions(temperature=1.0)).converse(request, STEADY, rule)
     split = Engine(tiny_llama, EngineOptions(temperature=1.0, max_rows=1)).converse(request, STEADY, rule)
     assert [[o.tokens for o in turn] for turn in whole] == [[o.tokens for o in turn] for turn in split]
@@ -343,7 +343,7 @@ def test_sampling_is_the_same_in_groups_of_any_size(tiny_llama):
 
 def test_kl_of_generated_tokens_begins_with_the_first_coded_block(tiny_llama):
     """Blocks of 4 begin with the prompt's last token: forced tokens 0 to 3 see no coded token, the others do."""
-    rule = Blocks("generated", 4)
+    rule = CodingRule("generated", 4)
     short = Engine(tiny_llama).converse(some_request(reference_ids=[5, 6, 7, 8]), [FULL, GRID[2]], rule)[0]
     assert [o.kl for o in short] == [None, None] and short[1].top1_agreement is None
     engine = Engine(tiny_llama)

@@ -10,18 +10,18 @@ from omegaconf import OmegaConf
 from transformers import LlamaConfig
 
 from semkv_bench.config.choices import choice_file, choices
-from semkv_bench.engine.coding import RowCoding
+from semkv_bench.engine.coding import RowCoder
 from semkv_bench.engine.rows import RowCache
-from semkv_bench.protocols.rule import Blocks, Ranks
+from semkv_bench.protocols.rule import CodingRule, Ranks
 from semkv_bench.quantizers import Affine, Keep, TurboQuant, TurboQuantSplit
 from semkv_bench.settings.setting import FULL, TwoLevelMixes, uniform_settings
 
 HEADS, HEAD_DIM, PROMPT, TAIL = 2, 64, 290, 150
 RULES = {
-    "prefill": Blocks("prompt"),
-    "generation": Blocks("both", 32),
-    "generated": Blocks("generated", 32),
-    "small blocks": Blocks("both", 5),
+    "prefill": CodingRule("prompt"),
+    "generation": CodingRule("both", 32),
+    "generated": CodingRule("generated", 32),
+    "small blocks": CodingRule("both", 5),
 }
 
 
@@ -67,7 +67,7 @@ def _run(settings, rule, tails, calls, turn=None, leave=None):
     prompt.reserve(1, PROMPT)
     prompt.update(*_states(1, PROMPT, 1), 0)
     turned = rotary(HEAD_DIM)
-    coding = RowCoding(rows, settings, rule, [0], [1, 2, 3], seed=5, rotary=lambda: {0: turned})
+    coding = RowCoder(rows, settings, rule, [0], [1, 2, 3], seed=5, rotary=lambda: {0: turned})
     coding.fill(prompt, TAIL, Ranks(_scores))
     coding._score = lambda label, row, here: _scores(label)[:, : here.stop - here.start]
     done, order = 0, list(range(len(settings)))
@@ -143,7 +143,7 @@ def test_every_quantizer_in_batches_of_any_size(name, rule):
 def test_a_window_longer_than_the_row_leaves_it_as_it_was(name):
     keys, values = (replace(side, keep=replace(side.keep, recent=PROMPT + TAIL)) for side in of_file(name))
     settings, tails = [FULL, *uniform_settings(keys, values, [2])], _states(2, TAIL, 2)
-    held, book = _run(settings, Blocks("both", 32), tails, CHUNKS)
+    held, book = _run(settings, CodingRule("both", 32), tails, CHUNKS)
     # Sinks are settled, and nothing is coded.
     assert book[1][1] == (0, 0)
     for side in range(2):
@@ -155,7 +155,7 @@ def test_a_window_longer_than_the_row_leaves_it_as_it_was(name):
 def test_sinks_and_recent_tokens_stay_in_16_bits(quantizer):
     keys = quantizer(keep=Keep(sinks=4, recent=64))
     settings, tails = [FULL, *uniform_settings(keys, keys, [2])], _states(2, TAIL, 2)
-    held, book = _run(settings, Blocks("both", 32), tails, [1] * TAIL)
+    held, book = _run(settings, CodingRule("both", 32), tails, [1] * TAIL)
     whole = torch.cat([_states(1, PROMPT, 1)[:, 0], tails[:, 1]], dim=2)
     total = PROMPT + TAIL
     assert book[1] == ((total - 64,) * 2, (total - 68,) * 2)
@@ -167,6 +167,6 @@ def test_sinks_and_recent_tokens_stay_in_16_bits(quantizer):
 def test_ranked_rows_with_windows_move_on_in_blocks():
     keys = Affine(keep=Keep(sinks=4, recent=20))
     mixes = TwoLevelMixes(16, 2, 0.5, "recency").settings(keys, keys)
-    _, book = _run([FULL, *mixes], Blocks("both", 32), _states(2, TAIL, 2), [1] * TAIL)
+    _, book = _run([FULL, *mixes], CodingRule("both", 32), _states(2, TAIL, 2), [1] * TAIL)
     start = PROMPT - 20
     assert book[1][0] == (start + (PROMPT + TAIL - 20 - start) // 32 * 32,) * 2

@@ -7,10 +7,10 @@ from test_methods import method
 from transformers import LlamaConfig
 
 from semkv_bench.engine.calibration import Seen
-from semkv_bench.engine.coding import RowCoding
+from semkv_bench.engine.coding import RowCoder
 from semkv_bench.engine.rows import RowCache
 from semkv_bench.errors import SemkvError
-from semkv_bench.protocols.rule import Blocks, Ranks
+from semkv_bench.protocols.rule import CodingRule, Ranks
 from semkv_bench.quantizers import Predict, VectorCode
 from semkv_bench.quantizers.calibration import write
 from semkv_bench.quantizers.parts import Place
@@ -71,7 +71,7 @@ def test_what_the_layer_below_tells_is_not_coded(sides):
     assert missed["true"] < 0.01 < missed["false"]
 
 
-def _rows(settings, states, rule=Blocks("prompt"), tail=0):
+def _rows(settings, states, rule=CodingRule("prompt"), tail=0):
     """What rows hold of a prompt of two layers, keys turned."""
     config = LlamaConfig(num_hidden_layers=2)
     prompt, rows = RowCache(config), RowCache(config)
@@ -79,7 +79,7 @@ def _rows(settings, states, rule=Blocks("prompt"), tail=0):
     length = TOKENS - tail
     for layer, pair in enumerate(states):
         prompt.update(*(part[None, :, :length] for part in pair), layer)
-    coding = RowCoding(rows, settings, rule, [0, 1], [1], seed=5, rotary=lambda: {0: TURN, 1: TURN})
+    coding = RowCoder(rows, settings, rule, [0, 1], [1], seed=5, rotary=lambda: {0: TURN, 1: TURN})
     coding.fill(prompt, tail, Ranks(lambda label: None))
     for place in range(length, TOKENS):
         coding.close()
@@ -123,7 +123,7 @@ def test_a_row_predicts_from_what_it_gives_back_itself(sides):
 
 def test_blocks_of_the_tail_are_as_those_of_the_prompt(sides):
     settings, states = [FULL, *uniform_settings(*sides, [4])], _states()
-    whole, tail = _rows(settings, states), _rows(settings, states, Blocks("both", 32), tail=200)
+    whole, tail = _rows(settings, states), _rows(settings, states, CodingRule("both", 32), tail=200)
     for one, other in zip(whole, tail, strict=True):
         for side in range(2):
             torch.testing.assert_close(other[side], one[side], atol=1e-4, rtol=1e-4)

@@ -13,7 +13,7 @@ from semkv_bench.config.own import joined
 from semkv_bench.models.shape import ModelShape
 from semkv_bench.plan.settings import planned_settings, quantizers
 from semkv_bench.regress import read_baseline, write_baseline
-from semkv_bench.regress.checks import code_checks
+from semkv_bench.regress.checksums import code_checks
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 

@@ -6,7 +6,7 @@ import pytest
 
 from semkv_bench.errors import UsageError
 from semkv_bench.regress.comparison import JudgeOptions, compare, require_comparable
-from semkv_bench.regress.snapshot import Snapshot, read_baseline, settle, write_baseline
+from semkv_bench.regress.snapshot import Snapshot, read_baseline, through_json, write_baseline
 
 BITS = {"full": 16.0, "affine-L8": 3.0, "affine-L4": 2.0, "affine-L2": 1.0}
 OPTIONS = JudgeOptions()
@@ -52,7 +52,7 @@ def _snapshot(
         },
         checks={"codes": {"L4": "abc"}},
     )
-    return settle(dataclasses.replace(made, **changes))
+    return through_json(dataclasses.replace(made, **changes))
 
 
 def _moved(comparison) -> set[tuple[str, str]]:
@@ -70,7 +70,7 @@ def test_a_snapshot_survives_its_file(tmp_path):
 def test_rounding_of_another_machine_is_no_move():
     old = _snapshot()
     noise = 1 + 0.01 * np.sin(np.arange(80)).reshape(20, 4)
-    new = settle(dataclasses.replace(old, measures={**old.measures, "kl": old.measures["kl"] * noise}))
+    new = through_json(dataclasses.replace(old, measures={**old.measures, "kl": old.measures["kl"] * noise}))
     outcome = compare(old, new, OPTIONS)
     assert outcome.exit_code == 0 and not outcome.alike and outcome.examples == 20
 

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from semkv_bench.regress.evidence import Sample, permutation_test, tolerance_test
+from semkv_bench.regress.shift_tests import Sample, permutation_test, tolerance_test
 
 
 def _sample(old, new, tasks=None) -> Sample:

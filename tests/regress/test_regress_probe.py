@@ -7,7 +7,7 @@ from semkv_bench.grid.cost import LayerShape, SideShape
 from semkv_bench.kernels import affine_quantize
 from semkv_bench.models.shape import ModelShape
 from semkv_bench.quantizers import Affine, TurboQuant, TurboQuantProd
-from semkv_bench.regress.checks import CHECK_LEVELS, CLOSE, code_checks, differing
+from semkv_bench.regress.checksums import CHECK_LEVELS, CLOSE, code_checks, differing
 from semkv_bench.regress.probe import integers, probe_states, probe_tensor
 from semkv_bench.settings.setting import FULL, uniform_settings
 

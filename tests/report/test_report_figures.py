@@ -15,8 +15,8 @@ from typed import draw_all
 
 from semkv_bench.records.names import describe
 from semkv_bench.report import figures
-from semkv_bench.report.axes import drawing, new_figure, set_bits_axis
 from semkv_bench.report.figures import GRID_FIGURES
+from semkv_bench.report.plot_style import drawing, new_figure, set_bits_axis
 
 GRIDS = {
     "paper": [2, 3, 4, 5, 6, 7, 8],

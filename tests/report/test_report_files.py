@@ -17,10 +17,10 @@ from typed import as_report, headline, incomplete, limits, show, worst_examples,
 
 from semkv_bench.errors import SemkvError, UsageError
 from semkv_bench.report import examples
-from semkv_bench.report.content import GLOSSARY
-from semkv_bench.report.document import json_bytes
 from semkv_bench.report.examples import show_examples
 from semkv_bench.report.files import write_all
+from semkv_bench.report.notes import GLOSSARY
+from semkv_bench.report.output import json_bytes
 from semkv_bench.report.served import served_of
 from semkv_bench.stats.plain import plain
 

@@ -11,7 +11,7 @@ from typed import overview_rows
 from semkv_bench.cli import main
 from semkv_bench.report import figures, overview
 from semkv_bench.report.command import portable
-from semkv_bench.report.document import json_bytes
+from semkv_bench.report.output import json_bytes
 from semkv_bench.report.overview import draw_overview, show_overview, write_overview
 from semkv_bench.report.side_by_side import SIDE_BY_SIDE, shared_formats
 from semkv_bench.stats.plain import plain

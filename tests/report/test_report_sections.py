@@ -22,8 +22,8 @@ from typed import (
 )
 
 from semkv_bench.report import figures
-from semkv_bench.report.document import json_bytes
 from semkv_bench.report.marks import series_of, spread
+from semkv_bench.report.output import json_bytes
 from semkv_bench.stats import StatsOptions
 
 pytestmark = pytest.mark.usefixtures("without_figures")
@@ -128,10 +128,10 @@ def test_the_terminal_tables_fit(made, width):
 
 
 def test_ten_metrics_in_two_groups_stay_apart(made, monkeypatch):
-    from semkv_bench.report import panels
+    from semkv_bench.report import rankings_turns
 
     kept = []
-    monkeypatch.setattr(panels, "settle", lambda figure: kept.append(figure))
+    monkeypatch.setattr(rankings_turns, "freeze_layout", lambda figure: kept.append(figure))
     assert draw_rankings(made[1])
     (figure,) = kept
     figure.canvas.draw()
@@ -173,7 +173,7 @@ def test_one_point_and_no_points_can_be_spread(made):
 def test_the_lines_between_the_ends_are_drawn(made, monkeypatch):
     kept = []
     monkeypatch.setattr(figures, "FIGURE_NAMES", ("quality_vs_effective_bits",))
-    monkeypatch.setattr(figures, "settle", lambda figure: kept.append(figure))
+    monkeypatch.setattr(figures, "freeze_layout", lambda figure: kept.append(figure))
     (quality,) = draw_all(made[1])
     assert "affine-L64/5@0.25:random 0." in quality.description
     scores = {row["setting"]: row["score"] for row in made[1]["settings"]}

@@ -6,7 +6,7 @@ from typing import Any
 
 from semkv_bench import report as rendered
 from semkv_bench import stats
-from semkv_bench.report import content, examples, figures, overview_row, panels, tables, verdict
+from semkv_bench.report import examples, figures, notes, overview_row, rankings_turns, tables, verdict
 from semkv_bench.report import sections as parts
 from semkv_bench.stats.plain import read
 from semkv_bench.stats.result import Cliff, Report
@@ -49,10 +49,12 @@ def _typed(function: Callable) -> Callable:
 headline, limits, show, write = map(
     _typed, (rendered.headline, rendered.limits, rendered.show, rendered.write)
 )
-cards, incomplete, remarks = map(_typed, (content.cards, content.incomplete, content.remarks))
+cards, incomplete, remarks = map(_typed, (notes.cards, notes.incomplete, notes.remarks))
 detail_table, sections = map(_typed, (tables.detail_table, parts.sections))
 worst_examples = _typed(examples.worst_examples)
-draw_all, draw_rankings, draw_turns = map(_typed, (figures.draw_all, panels.draw_rankings, panels.draw_turns))
+draw_all, draw_rankings, draw_turns = map(
+    _typed, (figures.draw_all, rankings_turns.draw_rankings, rankings_turns.draw_turns)
+)
 confirmation_words = _typed(verdict.confirmation_words)
 
 

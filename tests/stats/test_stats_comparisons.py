@@ -15,7 +15,7 @@ from semkv_bench.errors import UsageError
 from semkv_bench.records.names import describe
 from semkv_bench.stats import StatsOptions
 from semkv_bench.stats.allocations import allocated
-from semkv_bench.stats.contrast import Side, contrast
+from semkv_bench.stats.contrast import Arm, contrast
 from semkv_bench.stats.pairing import SettingInfo
 from semkv_bench.stats.rankings import letters
 from semkv_bench.stats.spending import Look
@@ -321,8 +321,8 @@ def replicates(rng, n, count, first, second):
 def test_either_side_may_be_first(first, second):
     one, two = replicates(np.random.default_rng(3), 60, 20, first, second)
     full = np.ones_like(one)
-    forth = contrast(Side(one, full), Side(two, full), np.zeros(60, int), OPTIONS)
-    back = contrast(Side(two, full), Side(one, full), np.zeros(60, int), OPTIONS)
+    forth = contrast(Arm(one, full), Arm(two, full), np.zeros(60, int), OPTIONS)
+    back = contrast(Arm(two, full), Arm(one, full), np.zeros(60, int), OPTIONS)
     np.testing.assert_allclose(forth.low, -back.high)
     np.testing.assert_allclose(forth.p_difference, back.p_difference)
     np.testing.assert_allclose(forth.p_equivalence, back.p_equivalence)
@@ -337,7 +337,7 @@ def test_the_interval_covers_and_the_test_holds_its_level(n):
     one = np.where(drawn < 0.06, 0.0, np.where(drawn < 0.12, 1.0, base))
     two = np.where(drawn < 0.06, 1.0, np.where(drawn < 0.12, 0.0, base))
     full = np.ones_like(one)
-    result = contrast(Side(one, full), Side(two, full), np.zeros(n, int), OPTIONS)
+    result = contrast(Arm(one, full), Arm(two, full), np.zeros(n, int), OPTIONS)
     covered = ((result.low <= 0) & (result.high >= 0)).mean()
     assert covered >= 0.95 - 3 * math.sqrt(0.05 * 0.95 / 2000)
     assert (result.p_difference < 0.05).mean() <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / 2000)
@@ -346,9 +346,7 @@ def test_the_interval_covers_and_the_test_holds_its_level(n):
 def test_a_large_sample_agrees_with_student():
     rng = np.random.default_rng(1)
     one, two = rng.random((4000, 1)) * 0.5, rng.random((4000, 1)) * 0.52
-    result = contrast(
-        Side(one, np.ones_like(one)), Side(two, np.ones_like(two)), np.zeros(4000, int), OPTIONS
-    )
+    result = contrast(Arm(one, np.ones_like(one)), Arm(two, np.ones_like(two)), np.zeros(4000, int), OPTIONS)
     expected = scipy_stats.ttest_rel(one[:, 0], two[:, 0]).confidence_interval(0.95)
     np.testing.assert_allclose([result.low[0], result.high[0]], expected, atol=0.001)
 

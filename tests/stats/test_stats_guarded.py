@@ -215,7 +215,7 @@ def test_few_large_scores_among_many_small_ones_are_what_is_at_stake():
     d = np.where(high, -lost.astype(float), 0.01 * rng.standard_normal(high.shape))
     m = moments(d, full, np.zeros(60, dtype=int), "macro")
     assert (p_no_worse(m, StatsOptions(margin=0.03)) < 0.05).mean() <= 0.06
-    assert m.stake[0] == pytest.approx((full[:, 0] ** 3).sum() / (full[:, 0] ** 2).sum())
+    assert m.reference_size[0] == pytest.approx((full[:, 0] ** 3).sum() / (full[:, 0] ** 2).sum())
 
 
 def test_seeds_lost_one_by_one_cost_less_than_seeds_lost_together():
@@ -226,9 +226,9 @@ def test_seeds_lost_one_by_one_cost_less_than_seeds_lost_together():
     plain = moments(d, full, tasks, "macro")
     together = moments(d, full, tasks, "macro", row_sizes=np.abs(d))
     alone = moments(d, full, tasks, "macro", row_sizes=(d < 0).astype(float))
-    assert together.stake == plain.stake == pytest.approx(1)
+    assert together.reference_size == plain.reference_size == pytest.approx(1)
     # thirty thirds: sum of squares 30/9; the sizes 30/27 against 30/9, a pseudo-cluster of 0.3 on both
-    assert alone.stake == pytest.approx((30 / 27 + 0.3) / (30 / 9 + 0.3))
+    assert alone.reference_size == pytest.approx((30 / 27 + 0.3) / (30 / 9 + 0.3))
     low = [float(guarded_interval(m, 0.95)[0][0]) for m in (together, alone)]
     assert low[0] < low[1] < -1 / 10
 

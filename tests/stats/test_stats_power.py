@@ -8,7 +8,7 @@ import pytest
 from planted_records import analyze, by_setting, planted, records
 
 from semkv_bench.stats import StatsOptions
-from semkv_bench.stats.contrast import Side, contrast
+from semkv_bench.stats.contrast import Arm, contrast
 from semkv_bench.stats.guarded import moments, p_below
 from semkv_bench.stats.pairing import SettingInfo
 from semkv_bench.stats.power import detectable_drops, residuals
@@ -213,7 +213,7 @@ def test_an_early_look_shows_less():
     assert detectable_drops(m, np.ones(1), OPTIONS, look) > detectable_drops(m, np.ones(1), OPTIONS)
     rng = np.random.default_rng(0)
     one, two = ((rng.random((60, 1)) < right).astype(float) for right in (0.7, 0.5))
-    sides = Side(one, ones), Side(two, ones)
+    sides = Arm(one, ones), Arm(two, ones)
     once = contrast(*sides, np.zeros(60, int), OPTIONS)
     early = contrast(*sides, np.zeros(60, int), OPTIONS, look)
     assert early.low[0] < once.low[0] and once.high[0] < early.high[0]

@@ -14,7 +14,7 @@ from semkv_bench.plan.stages import arrange, described, interleaved, stage_numbe
 from semkv_bench.records.folder import RunFolder, read_looks, read_run
 from semkv_bench.report.command import run_report
 from semkv_bench.stats import StatsOptions
-from semkv_bench.sweep.looks import check_looks, in_order, progress_words, settle
+from semkv_bench.sweep.interim import check_looks, in_order, progress_words, take_due_looks
 from semkv_bench.tasks import Example
 
 pytestmark = pytest.mark.usefixtures("without_figures")
@@ -144,7 +144,7 @@ class Run:
         ran = 0
         try:
             pending = [e for e in self.examples if e.unit not in self.folder.done]
-            if settle(self.stages, self.folder) or not pending:
+            if take_due_looks(self.stages, self.folder) or not pending:
                 return 0
             for example in in_order(self.stages, self.folder, pending):
                 self.folder.append(self.records(example))

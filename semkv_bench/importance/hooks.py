@@ -107,7 +107,9 @@ def watch_attention(
     quantized = set(loaded.shape.quantized_layers)
     modules = [module for module in attention_modules(decoder) if module.layer_idx in quantized]
     hearing = hear if batch else _first_row(hear)
-    with heard(decoder, modules, lambda call: hearing(call.module.layer_idx, _told(call))) as intercepted:
+    with heard(
+        decoder, modules, lambda call: hearing(call.module.layer_idx, _attention_call(call))
+    ) as intercepted:
         if not intercepted:
             raise UsageError(
                 f"attention of {type(decoder).__name__} cannot be observed: it does not use transformers' interface"
@@ -115,7 +117,7 @@ def watch_attention(
         yield
 
 
-def _told(call: Call) -> AttentionCall:
+def _attention_call(call: Call) -> AttentionCall:
     return AttentionCall(
         queries=call.query,
         keys=call.key,

@@ -26,12 +26,12 @@ __all__ = [
     "SERIES_COLOURS",
     "Drawn",
     "drawing",
+    "freeze_layout",
     "hover",
     "inline_svg",
     "new_figure",
     "png_bytes",
     "set_bits_axis",
-    "settle",
     "svg_text",
 ]
 
@@ -147,7 +147,7 @@ def hover(artist: Artist, words: str) -> None:
     told[artist.get_gid()] = words
 
 
-def settle(figure: Figure) -> None:
+def freeze_layout(figure: Figure) -> None:
     """Lay the figure out once, for all formats it is saved in."""
     figure.get_layout_engine().execute(figure)
     figure.set_layout_engine("none")

@@ -16,8 +16,8 @@ from semkv_bench.errors import UsageError
 from semkv_bench.importance.attention import attention_weights
 from semkv_bench.importance.base import Needs
 from semkv_bench.importance.choice import metric
+from semkv_bench.importance.hooks import AttentionCall, watch_attention, watch_layers, watch_output
 from semkv_bench.importance.logits import Head, next_token_statistics
-from semkv_bench.importance.sources import AttentionCall, watch_attention, watch_layers, watch_output
 from semkv_bench.lazy import torch
 from semkv_bench.models.load import LoadedModel
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-__all__ = ["Fed", "TailNotes", "check_tail"]
+__all__ = ["Feed", "GeneratedScores", "check_tail"]
 
 
 def check_tail(label: str, block: int) -> None:
@@ -37,7 +37,7 @@ def check_tail(label: str, block: int) -> None:
 
 
 @dataclass(frozen=True)
-class Fed:
+class Feed:
     """What one row is fed by a call.
 
     index: the row's name; position: of the first token; opened: open tokens before it; ids: the tokens.
@@ -49,7 +49,7 @@ class Fed:
     ids: Sequence[int]
 
 
-class TailNotes:
+class GeneratedScores:
     """Notes for some metrics, by row and position.
 
     hidden: final hidden state [hidden] of the last token before the tail, which all rows share.
@@ -79,7 +79,7 @@ class TailNotes:
         # Few tokens at a time, so the product in the weights' own type costs little and rounds least.
         self._head = Head.of(loaded, loaded.dtype) if self._of(Needs.OUTPUT) else None
         self._recent = dict.fromkeys(range(rows), (start, hidden[None]))
-        self._call: list[Fed] = []
+        self._call: list[Feed] = []
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -94,7 +94,7 @@ class TailNotes:
                     stack.enter_context(watch(self.loaded, hear, batch=True))
             yield
 
-    def begin(self, call: Sequence[Fed]) -> None:
+    def begin(self, call: Sequence[Feed]) -> None:
         """A forward call begins, its rows in this order."""
         self._call = list(call)
         for label in self._of(Needs.ATTENTION):
@@ -154,11 +154,11 @@ class TailNotes:
             for label in labels:
                 self._noted[label][self._layers[layer], row.index, columns] += received
 
-    def _write(self, label: str, layer: int, row: Fed, scores: Tensor) -> None:
+    def _write(self, label: str, layer: int, row: Feed, scores: Tensor) -> None:
         self._noted[label][layer, row.index, row.position : row.position + len(row.ids)] = scores
 
 
-def _received(call: AttentionCall, number: int, row: Fed) -> Tensor:
+def _received(call: AttentionCall, number: int, row: Feed) -> Tensor:
     """Attention that a row's open tokens and new ones get from the new ones, float32 [opened + new] on the CPU.
 
     Summed over queries, averaged over heads.

@@ -7,19 +7,19 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from semkv_bench.report.access import ordered_settings, telling_settings
-from semkv_bench.report.axes import (
+from semkv_bench.report.formatting import clean, fixed, known, shorten, signed
+from semkv_bench.report.lookup import ordered_settings, telling_settings
+from semkv_bench.report.marks import SMALL
+from semkv_bench.report.plot_style import (
     FIGURE_SIZE,
     PALETTE,
     SERIES_COLOURS,
     Drawn,
     drawing,
+    freeze_layout,
     png_bytes,
-    settle,
     svg_text,
 )
-from semkv_bench.report.formatting import clean, fixed, known, shorten, signed
-from semkv_bench.report.marks import SMALL
 from semkv_bench.stats.further import Ranking, Turn
 from semkv_bench.stats.result import Report
 
@@ -56,7 +56,7 @@ def draw_rankings(report: Report) -> Drawn | None:
             else ""
         )
         figure.suptitle(title + more, x=0.01, ha="left", fontsize=10.5, fontweight="bold")
-        settle(figure)
+        freeze_layout(figure)
         return Drawn(
             "metric_ranking", title, _description(title, groups), svg_text(figure), png_bytes(figure)
         )
@@ -167,7 +167,7 @@ def draw_turns(report: Report) -> Drawn | None:
         figure.legend(handles.values(), handles, loc="outside lower center", ncols=2, labelspacing=0.6)
         more = f" ({len(names) - len(shown)} more settings in the table)" if len(shown) < len(names) else ""
         figure.suptitle(title + more, x=0.01, ha="left", fontsize=10.5, fontweight="bold")
-        settle(figure)
+        freeze_layout(figure)
         return Drawn(
             "turns", title, _turns_description(title, turns, names), svg_text(figure), png_bytes(figure)
         )

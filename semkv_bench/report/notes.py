@@ -2,19 +2,6 @@
 
 from dataclasses import dataclass
 
-from semkv_bench.report.access import (
-    cliff_grid,
-    cliffs_of,
-    lengths_words,
-    measured_words,
-    partly_coded,
-    point_words,
-    price_words,
-    reference_row,
-    repeats_of_reference,
-    row_of,
-    sample_noun,
-)
 from semkv_bench.report.formatting import (
     CLIFF_MEANS,
     clean,
@@ -28,6 +15,19 @@ from semkv_bench.report.formatting import (
     plural,
     signed,
     signed_interval,
+)
+from semkv_bench.report.lookup import (
+    cliff_grid,
+    cliffs_of,
+    lengths_words,
+    measured_words,
+    partly_coded,
+    point_words,
+    price_words,
+    reference_row,
+    repeats_of_reference,
+    row_of,
+    sample_noun,
 )
 from semkv_bench.report.verdict import extended_words
 from semkv_bench.stats.further import RunawayDetector
@@ -143,9 +143,9 @@ def run_facts(report: Report, context: dict) -> list[tuple[str, str]]:
         ("Seeds", context.get("seeds")),
         ("Records from", context.get("source")),
     ]
-    facts = [(name, _words(value)) for name, value in facts]
+    facts = [(name, _value_text(value)) for name, value in facts]
     facts += [
-        (_title(clean(name)), _words(value))
+        (_title(clean(name)), _value_text(value))
         for name, value in (context.get("environment") or {}).items()
         if name != "servers"
     ]
@@ -228,13 +228,13 @@ def _false_alarms(detector: RunawayDetector) -> str:
     return f"{words}."
 
 
-def _words(value: object) -> str:
+def _value_text(value: object) -> str:
     if value is None:
         return ""
     if isinstance(value, list):
-        return ", ".join(_words(item) for item in value)
+        return ", ".join(_value_text(item) for item in value)
     if isinstance(value, dict):
-        named = {clean(key): _words(item) for key, item in value.items() if item is not None}
+        named = {clean(key): _value_text(item) for key, item in value.items() if item is not None}
         return ", ".join(f"{name} {words}" for name, words in named.items())
     return clean(value)
 

@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from semkv_bench.importance.controls import ControlMetric
+from semkv_bench.importance.model_free import ControlMetric
 from semkv_bench.lazy import torch
 
 if TYPE_CHECKING:

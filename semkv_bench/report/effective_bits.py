@@ -2,10 +2,10 @@
 
 from matplotlib.axes import Axes
 
-from semkv_bench.report.access import reference_row
-from semkv_bench.report.axes import PALETTE
 from semkv_bench.report.formatting import clean, effective_text, fixed, known, shorten
+from semkv_bench.report.lookup import reference_row
 from semkv_bench.report.marks import SMALL, draw_series, margin_band, reference_line, spread
+from semkv_bench.report.plot_style import PALETTE
 from semkv_bench.stats.equivalence import HOLDS
 from semkv_bench.stats.result import Report, SettingResult
 

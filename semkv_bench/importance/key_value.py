@@ -6,7 +6,7 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING
 
 from semkv_bench.importance.base import Metric, Needs, SourceRecorder
-from semkv_bench.importance.sources import AttentionCall, watch_attention
+from semkv_bench.importance.hooks import AttentionCall, watch_attention
 from semkv_bench.lazy import torch
 
 if TYPE_CHECKING:

@@ -12,14 +12,14 @@ import pandas as pd
 from markupsafe import Markup, escape
 
 from semkv_bench.errors import SemkvError
-from semkv_bench.report.access import compared_settings
-from semkv_bench.report.axes import inline_svg
-from semkv_bench.report.content import GLOSSARY
 from semkv_bench.report.figures import FIGURE_NAMES, Drawn, draw_all
 from semkv_bench.report.files import write_all
 from semkv_bench.report.formatting import DASH, clean, plain_data
+from semkv_bench.report.lookup import compared_settings
 from semkv_bench.report.methods import METHOD_FILES, method_files
+from semkv_bench.report.notes import GLOSSARY
 from semkv_bench.report.page import page_of
+from semkv_bench.report.plot_style import inline_svg
 from semkv_bench.report.tables import VERDICT_SIGNS
 from semkv_bench.stats.result import Report
 

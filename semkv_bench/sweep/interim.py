@@ -11,11 +11,11 @@ from typing import Any
 import pandas as pd
 
 from semkv_bench.errors import UsageError
-from semkv_bench.plan.stages import Stage, _look
+from semkv_bench.plan.stages import PlannedLook, _look
 from semkv_bench.records.folder import RunFolder, read_looks, read_run, write_looks
 from semkv_bench.records.schema import EXAMPLE
 from semkv_bench.stats import StatsOptions
-from semkv_bench.stats.sequential import Decision, take_look
+from semkv_bench.stats.sequential import LookDecision, take_look
 from semkv_bench.stats.spending import spent
 from semkv_bench.tasks import Example
 
@@ -24,11 +24,13 @@ __all__ = [
     "in_order",
     "progress_words",
     "refuse_other_looks",
-    "settle",
+    "take_due_looks",
 ]
 
 
-def in_order(stages: Sequence[Stage], folder: RunFolder, pending: Sequence[Example]) -> Iterator[Example]:
+def in_order(
+    stages: Sequence[PlannedLook], folder: RunFolder, pending: Sequence[Example]
+) -> Iterator[Example]:
     """``pending``, shared with the other writers and by stages, until a look ends the run.
 
     A process that has nothing left to do in a stage that others still work on goes on to the next: nobody
@@ -40,14 +42,14 @@ def in_order(stages: Sequence[Stage], folder: RunFolder, pending: Sequence[Examp
     for stage in stages:
         mine = [example for example in pending if example.unit in stage.units]
         for example in folder.share(mine):
-            if settle(stages, folder):
+            if take_due_looks(stages, folder):
                 return
             yield example
     folder.refresh()
-    settle(stages, folder)
+    take_due_looks(stages, folder)
 
 
-def settle(stages: Sequence[Stage], folder: RunFolder) -> bool:
+def take_due_looks(stages: Sequence[PlannedLook], folder: RunFolder) -> bool:
     """Take the looks that are due; returns whether one of them ended the run."""
     if not stages:
         return False
@@ -62,7 +64,7 @@ def settle(stages: Sequence[Stage], folder: RunFolder) -> bool:
     return False
 
 
-def _take(stages: Sequence[Stage], folder: RunFolder, number: int) -> list[dict[str, Any]]:
+def _take(stages: Sequence[PlannedLook], folder: RunFolder, number: int) -> list[dict[str, Any]]:
     """Take look ``number``, unless another process was first; the looks taken by now."""
     with folder.only_me():
         taken = read_looks(folder.path)
@@ -112,12 +114,12 @@ def refuse_other_looks(path: Path, frame: pd.DataFrame, charter: Mapping[str, An
         )
 
 
-def _decision(frame: pd.DataFrame, charter: Mapping[str, Any], number: int) -> Decision:
+def _decision(frame: pd.DataFrame, charter: Mapping[str, Any], number: int) -> LookDecision:
     options = StatsOptions(**charter["stats"])
     return take_look(frame[frame["look"] <= number], options, charter["chance"], _look(charter, number))
 
 
-def _stops(decision: Decision, charter: Mapping[str, Any], number: int) -> bool:
+def _stops(decision: LookDecision, charter: Mapping[str, Any], number: int) -> bool:
     return decision.stop and number < len(charter["looks"])
 
 

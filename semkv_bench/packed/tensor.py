@@ -7,7 +7,7 @@ from semkv_bench.packed.ranking import Layouts
 from semkv_bench.quantizers import Coder
 from semkv_bench.quantizers.packing import Packed, joined, shortened
 
-__all__ = ["OPEN_STEP", "PackedSide", "empty_buffer"]
+__all__ = ["OPEN_STEP", "PackedTensor", "empty_buffer"]
 
 OPEN_STEP = 8  # tokens by which an open buffer grows
 
@@ -18,7 +18,7 @@ def empty_buffer(shape: tuple[int, ...], like: Tensor) -> Tensor:
         return torch.empty(shape, dtype=like.dtype, device=like.device)
 
 
-class PackedSide:
+class PackedTensor:
     """Tokens [rows, heads, tokens, head_dim], the first of them coded unless ``coder`` is None.
 
     aside   tokens before all others that are never coded, [rows, heads, n, head_dim] in the model's own type
