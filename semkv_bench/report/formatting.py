@@ -2,6 +2,7 @@
 
 import math
 import unicodedata
+from collections.abc import Sequence
 
 __all__ = [
     "CLIFF_MEANS",
@@ -13,6 +14,7 @@ __all__ = [
     "divergence",
     "divergences",
     "effective_text",
+    "first_names",
     "fixed",
     "grid_point",
     "interval",
@@ -29,6 +31,8 @@ __all__ = [
     "signed",
     "signed_interval",
 ]
+
+_MOST_NAMED = 3
 
 DASH = "–"
 
@@ -188,6 +192,14 @@ def join(words: list[str], last: str = "and") -> str:
     if len(words) < 2:
         return "".join(words)
     return f"{', '.join(words[:-1])} {last} {words[-1]}"
+
+
+def first_names(names: Sequence[object], more: str = "more", last: str = "and") -> str:
+    """Three names joined; of a longer list two, and how many ``more``."""
+    shown = [clean(name) for name in names[:_MOST_NAMED]]
+    if len(names) > _MOST_NAMED:
+        shown = [*shown[:-1], f"{len(names) - _MOST_NAMED + 1} {more}"]
+    return join(shown, last)
 
 
 def clean(text: object, keep_lines: bool = False) -> str:

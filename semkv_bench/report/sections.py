@@ -9,6 +9,7 @@ from semkv_bench.report.formatting import (
     DASH,
     clean,
     cliff_text,
+    first_names,
     fixed,
     interval,
     join,
@@ -232,10 +233,7 @@ def _group_words(group: Ranking) -> str:
     name = clean(group.group)
     if len(first) == len(group.metrics) and all(row.rank[1] == len(first) for row in first):
         return f"{name}: no two of {len(first)} metrics are separated."
-    names = [clean(row.metric) for row in first[:_MOST_NAMED]]
-    if len(first) > _MOST_NAMED:
-        names = [*names[: _MOST_NAMED - 1], f"{len(first) - _MOST_NAMED + 1} more"]
-    return f"{name}: none is shown to be better than {join(names, 'or')}."
+    return f"{name}: none is shown to be better than {first_names([row.metric for row in first], last='or')}."
 
 
 def _group_caption(group: Ranking) -> str:
@@ -377,7 +375,7 @@ def _lengths(report: Report) -> Section | None:
     rows = [row for row in report.settings if any(row.setting in each.settings for each in report.lengths)]
     steeper = [t for t in report.length_trend if t.p is not None and t.p < report.alpha and t.slope < 0]
     finding = (
-        f"{_first_rows(steeper)} {'loses' if len(steeper) == 1 else 'lose'} more as prompts grow."
+        f"{_setting_names(steeper)} {'loses' if len(steeper) == 1 else 'lose'} more as prompts grow."
         if steeper
         else "No setting is shown to lose more as prompts grow."
     )
@@ -454,7 +452,7 @@ def _residual(report: Report) -> Section | None:
         return None
     floor = [row for row in rows if row.residual == "floor"]
     if floor:
-        finding = f"Detectably below full: {_first_rows(floor)}."
+        finding = f"Detectably below full: {_setting_names(floor)}."
     else:
         finding = f"Of {plural(len(rows), 'setting')} above the cliff, none is detectably below full."
     drops = [row.detectable_drop for row in rows]
@@ -471,11 +469,8 @@ def _residual(report: Report) -> Section | None:
     )
 
 
-def _first_rows(rows: Sequence[Any]) -> str:
-    names = [clean(row.setting) for row in rows[:_MOST_NAMED]]
-    if len(rows) > _MOST_NAMED:
-        names = [*names[: _MOST_NAMED - 1], f"{len(rows) - _MOST_NAMED + 1} more"]
-    return join(names)
+def _setting_names(rows: Sequence[Any]) -> str:
+    return first_names([row.setting for row in rows])
 
 
 def _turns(report: Report) -> Section | None:
@@ -488,7 +483,7 @@ def _turns(report: Report) -> Section | None:
     worse = [row for row in drift.values() if row.p < report.alpha and row.diff < 0]
     better = [row for row in drift.values() if row.p < report.alpha and row.diff > 0]
     found = [
-        f"{_first_rows(some)} {'loses' if len(some) == 1 else 'lose'} {how} in the last turn than in the first"
+        f"{_setting_names(some)} {'loses' if len(some) == 1 else 'lose'} {how} in the last turn than in the first"
         for some, how in ((worse, "more"), (better, "less"))
         if some
     ]

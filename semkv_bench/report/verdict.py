@@ -5,6 +5,7 @@ from semkv_bench.report.formatting import (
     clean,
     cliff_text,
     count,
+    first_names,
     fixed,
     join,
     known,
@@ -299,14 +300,8 @@ def _undecided(report: Report) -> str:
     if not rows:
         return "It says nothing about other models, quantizers, tasks or longer prompts than those run"
     verb = "holds" if len(rows) == 1 else "hold"
-    return f"It cannot say whether {_listed_settings(rows)} {verb} ({_sample_words(report, rows)})"
-
-
-def _listed_settings(rows: list[SettingResult]) -> str:
-    names = [clean(row.setting) for row in rows[:_MOST_NAMED]]
-    if len(rows) > _MOST_NAMED:
-        names = [*names[: _MOST_NAMED - 1], f"{len(rows) - _MOST_NAMED + 1} more settings"]
-    return join(names)
+    names = first_names([row.setting for row in rows], "more settings")
+    return f"It cannot say whether {names} {verb} ({_sample_words(report, rows)})"
 
 
 def _sample_words(report: Report, rows: list[SettingResult]) -> str:
