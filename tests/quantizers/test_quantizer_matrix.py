@@ -222,13 +222,21 @@ def test_seed_matters_exactly_where_it_is_said_to(quantizer):
     assert torch.equal(one, two) != quantizer.seeded
 
 
-@pytest.mark.parametrize("path", sorted(CONF.glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_shipped_configuration_builds_working_quantizers(path):
-    made = instantiate(yaml.safe_load(path.read_text()), _convert_="all")
+SHIPPED = sorted(path.stem for path in CONF.glob("*.yaml"))
+# Fitting these takes ten times as long as others.
+LONG = {"aquakv", "cq", "kvarn", "nsnquant"}
+
+
+@pytest.mark.parametrize("name", thinned(SHIPPED, *(name for name in SHIPPED if name not in LONG)))
+def test_every_shipped_configuration_builds_working_quantizers(name):
+    made = instantiate(yaml.safe_load((CONF / f"{name}.yaml").read_text()), _convert_="all")
     # As many heads as the method that joins the most of them needs.
     heads = 4
     x = sample(tokens=256, heads=heads)
-    for quantizer in (made.of_side("keys"), made.of_side("values"), made.for_values()):
+    sides = (made.of_side("keys"), made.of_side("values"), made.for_values())
+    for place, quantizer in enumerate(sides):
+        if quantizer in sides[:place]:
+            continue
         quantizer.check(64)
         quantizer.check_heads(heads, 64)
         assert quantizer.name and isinstance(quantizer.seeded, bool)
