@@ -279,11 +279,13 @@ def _storage(given: Given) -> None:
 
 
 def _plan(given: Given) -> None:
-    config = given.config
+    named, rest = given.split("on")
+    on = [name for value in named for name in _listed(value)]
+    config = replace(given, arguments=rest).config
     with _loading():
         from semkv_bench.plan.command import estimates
         from semkv_bench.plan.view import plan_content, show_plan
-    estimated = estimates(config, ERR, calibrated=given.options.calibrate)
+    estimated = estimates(config, ERR, calibrated=given.options.calibrate, on=on)
     if given.options.json:
         given.tell(plan_content(*estimated))
     else:
@@ -467,7 +469,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "plan": Command(
         _plan,
-        "prompts, memory, time of a sweep; loads no weights",
+        "prompts, memory, time of a sweep; loads no weights; on=[A100,H100,H200,MI300X,cpu] estimates it for these",
         "model=llama31 task=longbench",
         config="sweep",
         options=(Option(("--calibrate",), "time one example here, and keep that for estimates"), _JSON),

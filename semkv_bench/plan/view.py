@@ -1,5 +1,6 @@
 """A dry run in words: what a sweep would do and what its rows need."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -10,6 +11,7 @@ from semkv_bench.console import human_bytes
 from semkv_bench.plan.cost import mean_cache_bits
 from semkv_bench.plan.memory import Memory
 from semkv_bench.plan.plan import Plan, too_few
+from semkv_bench.plan.roofline import Roofline
 from semkv_bench.plan.timing import Duration
 from semkv_bench.tasks import Example
 
@@ -18,7 +20,13 @@ __all__ = ["plan_content", "show_plan"]
 _CALIBRATE = "add --calibrate once: it loads the model, runs one example and keeps how long that took"
 
 
-def show_plan(plan: Plan, memory: Memory | None, duration: Duration | None, console: Console) -> None:
+def show_plan(
+    plan: Plan,
+    memory: Memory | None,
+    duration: Duration | None,
+    rooflines: Sequence[Roofline],
+    console: Console,
+) -> None:
     """Settings with their bits, examples per sub-task with their tokens, memory and time."""
     settings = Table(title=f"{len(plan.settings)} settings of {plan.source.name}", title_justify="left")
     settings.add_column("setting", overflow="fold")
@@ -68,6 +76,8 @@ def show_plan(plan: Plan, memory: Memory | None, duration: Duration | None, cons
     )
     for line in (protocol, f"{quantized}{own}; {tokens}", *needs):
         console.print(line, markup=False, highlight=False)
+    for line in _roofline_lines(rooflines):
+        console.print(line, markup=False, highlight=False)
     if plan.stages:
         looks = ", ".join(str(stage.examples) for stage in plan.stages)
         console.print(f"sequential: looks at {looks} examples; stops once all is decided", highlight=False)
@@ -75,7 +85,9 @@ def show_plan(plan: Plan, memory: Memory | None, duration: Duration | None, cons
         console.print(warning, markup=False, highlight=False, style="yellow")
 
 
-def plan_content(plan: Plan, memory: Memory | None, duration: Duration | None) -> dict[str, Any]:
+def plan_content(
+    plan: Plan, memory: Memory | None, duration: Duration | None, rooflines: Sequence[Roofline]
+) -> dict[str, Any]:
     """The same as data; ``memory`` and ``time`` are null for an engine that loads the model itself."""
     return {
         "model": plan.source.name,
@@ -111,7 +123,45 @@ def plan_content(plan: Plan, memory: Memory | None, duration: Duration | None) -
             "most_s": round(duration.most, 3),
             "basis": duration.basis,
         },
+        "estimated_on": {
+            each.accelerator.name: {
+                **asdict(each.stages),
+                "least_s": each.seconds[0],
+                "most_s": each.seconds[1],
+                "batch_rows": each.batch_rows,
+                "fits": each.fits,
+            }
+            for each in rooflines
+        },
     }
+
+
+def _roofline_lines(rooflines: Sequence[Roofline]) -> list[str]:
+    lines = []
+    for each in rooflines:
+        stages, name = each.stages, each.accelerator.name
+        if not each.fits:
+            lines.append(f"on {name}: weights and one row do not fit its memory")
+            continue
+        lines.append(
+            f"on {name}: {_span(each.seconds)}; prefill {_short_time(stages.prefill)}, coding "
+            f"{_short_time(stages.coding)}, forced pass {_short_time(stages.forced)}, decoding "
+            f"{_span(stages.decoding)}; {each.batch_rows} rows a batch"
+        )
+    if lines:
+        lines.append(
+            "these are estimates from arithmetic and bandwidth, not measurements: kernel launches, Python and "
+            "tokenizing are not in them"
+        )
+    return lines
+
+
+def _span(ends: tuple[float, float]) -> str:
+    return f"{_short_time(ends[0])} to {_short_time(ends[1])}"
+
+
+def _short_time(seconds: float) -> str:
+    return f"{seconds:.2g} s" if seconds < 10 else _human_time(seconds)
 
 
 def _numbers(examples: list[Example]) -> dict[str, Any]:
