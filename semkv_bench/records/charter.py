@@ -142,7 +142,9 @@ def _described(setting: Any) -> Any:
 
 
 def _content(charter: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in charter.items() if key not in ("hash", "amendments")}
+    content = {key: value for key, value in charter.items() if key not in ("hash", "amendments")}
+    # What is read back from a file has lists where the plan may have tuples.
+    return json.loads(json.dumps(content))
 
 
 def _write(path: Path, charter: dict[str, Any], config_yaml: str) -> dict[str, Any]:
