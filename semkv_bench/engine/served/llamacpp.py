@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
@@ -205,6 +206,9 @@ class LlamaCppSession(ServedSession):
             caches = stored_caches(printed)
             check_caches(setting, caches)
             says = _says(setting, printed, caches)
+            if self.options.command is None:
+                # The package's server does not know the build that it is of.
+                says["build"] = f"{_PACKAGE} {version(_PACKAGE)}"
             check_bytes(setting, says, self.said.get("full"))
             yield Served(up.dialect, says)
 
