@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import wraps
 from types import SimpleNamespace
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -13,6 +14,29 @@ from semkv_bench.models.embedded import EmbeddedModel
 from semkv_bench.models.load import LoadedModel, PretrainedModel
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--slow-part", default=None, metavar="I/N", help="of the tests marked slow only the I-th of N parts"
+    )
+
+
+def pytest_collection_modifyitems(config, items):
+    """With ``--slow-part`` leave out the other parts of the slow tests; a test's name says which part it is of."""
+    if (given := config.getoption("--slow-part")) is None:
+        return
+    part, count = map(int, given.split("/"))
+    if not 1 <= part <= count:
+        raise pytest.UsageError(f"--slow-part {given} must be I/N with I from 1 to N")
+    left = [
+        item
+        for item in items
+        if item.get_closest_marker("slow") and crc32(item.nodeid.encode()) % count != part - 1
+    ]
+    config.hook.pytest_deselected(items=left)
+    items[:] = [item for item in items if item not in set(left)]
+
 
 _SMALL = {
     "vocab_size": 97,
