@@ -121,10 +121,13 @@ def _cliff_report(given: Given) -> None:
     if any(argument.startswith("import=") for argument in given.arguments):
         _import_report(given)
         return
+    from semkv_bench.files import check_writable
     from semkv_bench.records.runs import check_run
 
     config = given.config
     if config.run is not None and all(config[key] is None for key in ("runs", "records", "records_model")):
+        if config.out is not None:
+            check_writable(Path(config.out).expanduser())
         check_run(Path(config.run).expanduser())
     from semkv_bench.report.command import given_options, reported
 

@@ -334,7 +334,7 @@ def foreign(report):
 
 def test_what_was_not_measured_is_named_and_not_drawn(report, frame, tmp_path, monkeypatch):
     few = ("score_vs_bits", "difference_vs_bits", "kl_vs_bits")
-    monkeypatch.setattr("semkv_bench.report.document.FIGURE_NAMES", few)
+    monkeypatch.setattr("semkv_bench.report.output.FIGURE_NAMES", few)
     monkeypatch.setattr("semkv_bench.report.figures.FIGURE_NAMES", few)
     write(report, frame, {}, tmp_path)
     foreign(report)

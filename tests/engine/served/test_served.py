@@ -245,7 +245,9 @@ def test_no_server_outlives_whoever_started_it(tmp_path, number):
         "time.sleep(99)\n"
     )
     inside = (
-        "import sys, time, pathlib\n"
+        "import signal, sys, time, pathlib\n"
+        # A shell that starts tests in the background has children ignore it.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from semkv_bench.engine.served.process import ServerProcess\n"
         f"log = pathlib.Path({str(log)!r})\n"
         f"with ServerProcess([sys.executable, {str(server)!r}], log) as process:\n"
