@@ -211,5 +211,5 @@ def test_simulation_and_engine_stand_side_by_side(report):
         ("prefill", "yes", "-0.010 [-0.030, +0.010]", "–"),
     ]
     assert cells[0]["KL [interval]"] == "0.00200 [0.00100, 0.00300]"
-    assert "side by side, never pooled" in overview._words(rows)[0]
+    assert "side by side, never pooled" in overview._head_and_limits(rows)[0]
     assert not shared_formats(overview_rows([("ours", ours), ("again", ours)]))
