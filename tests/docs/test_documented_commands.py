@@ -179,6 +179,7 @@ def _short_prompts(overrides: list[str]) -> list[str]:
         ]
     short = {
         "synthetic": ["subset=[niah_noise]", "task.length=200", "max_new_tokens=3"],
+        "ruler": ["subset=[niah_single_1]", "task.length=300", "max_new_tokens=3"],
         "synthetic_multiturn": [
             "subset=[multiturn_noise]",
             "task.length=300",
