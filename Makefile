@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 # Threads that spin at barriers slow everything tenfold as soon as anything else wants a core.
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: demo test test-all test-half check regress lint docs gpu-check clean
+.PHONY: demo test test-all test-part check regress lint docs gpu-check clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -26,10 +26,10 @@ test: $(INSTALLED)
 test-all: $(INSTALLED)
 	$(PYTEST) -m "" tests
 
-# All quick tests and one of two halves of the exhaustive ones: what CI runs.
-HALF ?= 1
-test-half: $(INSTALLED)
-	$(PYTEST) -m "" --slow-part $(HALF)/2 tests
+# All quick tests and one of three parts of the exhaustive ones: what CI runs.
+PART ?= 1
+test-part: $(INSTALLED)
+	$(PYTEST) -m "" --slow-part $(PART)/3 tests
 
 # For a change at hand: style, the order of the rooms, and the tests of the rooms that differ from main.
 BASE ?= main
