@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from semkv_bench.errors import UsageError
+from semkv_bench.errors import SemkvError, UsageError
 from semkv_bench.lazy import torch
 from semkv_bench.models.load import LoadedModel
 
@@ -148,7 +148,7 @@ class Metric(ABC):
 
         received: attention [quantized layers, tokens] that they got; keys: of each layer, [kv_heads, tokens, head_dim].
         """
-        raise NotImplementedError(f"{self.label} reads no keys")
+        raise SemkvError(f"{self.label}: a metric that reads_keys needs with_keys")
 
     @classmethod
     def with_option(cls, option: str) -> Metric:
