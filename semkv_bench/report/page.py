@@ -24,7 +24,8 @@ from semkv_bench.report.formatting import (
 )
 from semkv_bench.report.lookup import cliffs_of, compared_settings, dead_tasks, task_title
 from semkv_bench.report.notes import Card, cards, incomplete, reading_notes, remarks, run_facts
-from semkv_bench.report.sections import Section, sections
+from semkv_bench.report.section import Section
+from semkv_bench.report.sections import sections
 from semkv_bench.report.served import served_table
 from semkv_bench.report.tables import Table, detail_table, interval_table, settings_table, task_rows
 from semkv_bench.report.verdict import (

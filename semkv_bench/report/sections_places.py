@@ -1,0 +1,144 @@
+"""Sections on scores by the place of needles, and by the length of prompts."""
+
+from typing import Any
+
+from semkv_bench.report.formatting import (
+    DASH,
+    clean,
+    cliff_text,
+    fixed,
+    join,
+    p_value,
+    plural,
+    signed,
+    signed_interval,
+)
+from semkv_bench.report.section import NAME, Section, setting_names
+from semkv_bench.report.tables import Column, table_of, with_interval
+from semkv_bench.stats.result import LengthResult, Report
+
+__all__ = ["depths_section", "lengths_section"]
+
+_PLACE = (
+    NAME,
+    Column("cache bits", lambda row: fixed(row.cache_bits), optional=True),
+)
+
+
+def depths_section(report: Report) -> Section | None:
+    """Scores by the depth of needles; None without needles."""
+    if not report.depths:
+        return None
+    rows = [row for row in report.settings if any(row.setting in found for found in report.depths.values())]
+    counts = [max(each.n_clusters or 0 for each in found.values()) for found in report.depths.values()]
+    places = [f"{plural(n, 'cluster')} in the {name}" for n, name in zip(counts, report.depths, strict=True)]
+
+    def at(depth: str) -> Column:
+        found = report.depths[depth]
+        return Column(
+            f"{depth} [interval of the difference]",
+            lambda row: _at_depth(found.get(row.setting)),
+            short=depth,
+            keep=True,
+        )
+
+    return Section(
+        "depths",
+        "Scores by needle depth",
+        f"{join(places, 'and')}.",
+        note="Where the needles asked for stand in the haystack, by their mean depth, all tasks together. Intervals "
+        "are of the difference from full precision, each by itself.",
+        tables=(("", table_of(rows, (*_PLACE, *map(at, report.depths)))),),
+    )
+
+
+def _at_depth(found: Any) -> str:
+    return DASH if found is None else with_interval(fixed(found.score), signed_interval(found.diff_ci))
+
+
+_BY_LENGTH = (
+    Column("tokens", lambda row: f"{row.length:,}", keep=True),
+    Column("clusters", lambda row: str(row.n_clusters)),
+    Column(
+        "cliff, code bits",
+        lambda row: cliff_text(row.cliff.status, row.cliff.lower_bits, row.cliff.upper_bits),
+        numeric=False,
+        short="cliff",
+        keep=True,
+    ),
+    Column(
+        "operating point",
+        lambda row: clean(row.operating_point) if row.operating_point else "none shown",
+        numeric=False,
+        keep=True,
+    ),
+    Column("its whole cache, bits", lambda row: fixed(row.cache_bits), optional=True, short="cache bits"),
+)
+
+
+def lengths_section(report: Report) -> Section | None:
+    """Cliff, operating point and differences by length; None for a single length."""
+    if not report.lengths:
+        return None
+    trends = {trend.setting: trend for trend in report.length_trend}
+    rows = [row for row in report.settings if any(row.setting in each.settings for each in report.lengths)]
+    steeper = [t for t in report.length_trend if t.p is not None and t.p < report.alpha and t.slope < 0]
+    finding = (
+        f"{setting_names(steeper)} {'loses' if len(steeper) == 1 else 'lose'} more as prompts grow."
+        if steeper
+        else "No setting is shown to lose more as prompts grow."
+    )
+
+    def at(found: LengthResult) -> Column:
+        return Column(
+            f"{found.length:,} tokens",
+            lambda row: _of_length(found.settings.get(row.setting), row.setting == report.reference),
+            keep=True,
+        )
+
+    return Section(
+        "lengths",
+        "By length of the prompt",
+        finding,
+        note="Cliff and operating point of every length are those of its examples alone, as a run of that length would "
+        "report them: no alpha is shared between lengths. The trend is the change of the difference from full "
+        "precision with every doubling of the length, by least squares with a level for each task; p-values are "
+        "Holm-adjusted over the settings. Full precision's own scores stand in its row.",
+        tables=(
+            ("Cliff and operating point", table_of(report.lengths, _BY_LENGTH)),
+            (
+                "Difference from full precision",
+                table_of(
+                    rows,
+                    (
+                        NAME,
+                        *map(at, report.lengths),
+                        Column(
+                            "per doubling [interval]",
+                            lambda row: _trend(trends.get(row.setting)),
+                            short="per doubling",
+                        ),
+                        Column(
+                            "p of the trend",
+                            lambda row: p_value(trends[row.setting].p) if row.setting in trends else DASH,
+                            short="p",
+                        ),
+                    ),
+                ),
+            ),
+        ),
+    )
+
+
+def _of_length(found: Any, reference: bool) -> str:
+    if found is None:
+        return DASH
+    return (
+        fixed(found.score) if reference else with_interval(signed(found.diff), signed_interval(found.diff_ci))
+    )
+
+
+def _trend(trend: Any) -> str:
+    if trend is None or trend.slope is None:
+        return DASH
+    return with_interval(signed(trend.slope), signed_interval(trend.slope_ci))
