@@ -1,12 +1,14 @@
 """The arguments of a command as Hydra reads them: paths need no quotes of Hydra's, a hub name is a model."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from semkv_bench.config.choices import choices, defaults
 from semkv_bench.errors import UsageError
 
-__all__ = ["as_overrides"]
+__all__ = ["as_overrides", "override"]
 
 _VERBATIM = ("command", "baseline", "dir", "out", "path", "prompts_path", "records", "records_model", "run")
 
@@ -61,4 +63,34 @@ def _path_as_given(argument: str, several: bool) -> str:
         return argument
     if several and "," in value:
         return argument
-    return key + equals + "'" + value.replace("'", "\\'") + "'"
+    return key + equals + _quoted(value)
+
+
+def override(key: str, value: Any) -> str:
+    """``key=value`` for a value from Python: null, a truth value, a number, a text, or a list of these.
+
+    Numbers and arrays of numpy and pandas count as what they hold.
+
+    Raises UsageError for anything else.
+    """
+    return f"{key}={_written(key, value)}"
+
+
+def _written(key: str, value: Any) -> str:
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, str | Path):
+        return _quoted(str(value))
+    if isinstance(value, list | tuple | range | set | frozenset):
+        return f"[{','.join(_written(key, each) for each in value)}]"
+    raise UsageError(f"{key} takes numbers, texts and lists of them, not {type(value).__name__}")
+
+
+def _quoted(text: str) -> str:
+    """A text in Hydra's single quotes, within which backslashes count only before a quote or the end."""
+    text = re.sub(r"(\\*)(?='|$)", r"\1\1", text)
+    return "'" + text.replace("'", "\\'") + "'"

@@ -6,6 +6,7 @@ it with its time and what was known then, and records keep the mark of the chart
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -70,7 +71,7 @@ def require_same(path: Path, sealed: Mapping[str, Any]) -> dict[str, Any]:
         raise UsageError(f"{path / CHARTER} was changed after it was written; choose another out=DIR")
     if _content(present) == _content(sealed):
         return present
-    changed = list(changes(_content(present), _content(sealed)))
+    changed = _contradictions(_content(present), _content(sealed))
     more = f"; and {len(changed) - _MOST_NAMED} more" if len(changed) > _MOST_NAMED else ""
     raise UsageError(
         f"{path} holds a run of another protocol (different: {'; '.join(changed[:_MOST_NAMED])}{more}); choose "
@@ -134,6 +135,13 @@ def _added(present: Mapping[str, Any], sealed: Mapping[str, Any]) -> list[str] |
     if not grows or next(rest) != next(rest):
         return None
     return [name for name in now["settings"] if name not in before["settings"]]
+
+
+def _contradictions(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What differs, without what may grow where something else differs too."""
+    changed = list(changes(before, now))
+    rest = [told for told in changed if re.split("[.:]", told)[0] not in _MAY_GROW]
+    return rest or changed
 
 
 def _described(setting: Any) -> Any:

@@ -92,7 +92,7 @@ class RunFolder:
                     f"{path} is not empty and not a run folder (no protocol.yaml: put it back if it was one); "
                     "choose another out=DIR"
                 )
-            agreed = agree(path, sealed, config_yaml, lambda present: _count(path, present))
+            agreed = agree(path, sealed, config_yaml, lambda present: _count(path, present, plan))
         return cls(path, agreed, plan)
 
     def start(self) -> None:
@@ -275,9 +275,9 @@ def _under_all_settings(frame: pd.DataFrame, charter: Mapping[str, Any], path: P
     return whole
 
 
-def _count(path: Path, charter: Mapping[str, Any]) -> int:
-    """Examples that the run of ``charter`` holds."""
-    folder = RunFolder(path, dict(charter))
+def _count(path: Path, charter: Mapping[str, Any], plan: Mapping[Unit, str] | None) -> int:
+    """Examples that the run of ``charter`` holds; UsageError where one is not among the prompts of ``plan``."""
+    folder = RunFolder(path, dict(charter), plan)
     folder.refresh()
     return len(folder.done)
 

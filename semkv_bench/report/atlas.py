@@ -32,8 +32,9 @@ class AtlasEntry:
 
     status, bits: of the cliff, the code bits that collapse and that hold. safe: the setting of the grid, or format, of
     the fewest bits whose verdict rules a drop beyond the margin out, None where there is none; safe_bits: bits per
-    value of its caches, of its coded part where caches were not recorded (``safe_bits_of``). n: examples. date: the day
-    of the run, None where its folder does not tell. run: the folder.
+    value of its caches, of its coded part where caches were not recorded (``safe_bits_of``). n: examples.
+    fixed_beforehand: whether margin and alpha were, and the run was not extended once something was known. date: the
+    day of the run, None where its folder does not tell. run: the folder.
     """
 
     model: str
@@ -48,6 +49,7 @@ class AtlasEntry:
     safe_bits: float | None
     safe_bits_of: str | None
     n: int
+    fixed_beforehand: bool
     date: str | None
     run: str
 
@@ -120,6 +122,7 @@ def entries_of(report: Report, run: str, date: str | None) -> list[AtlasEntry]:
                 safe_bits=None if safe is None else _bits(safe),
                 safe_bits_of=None if safe is None else "coded part" if safe.cache_bits is None else "cache",
                 n=report.n_examples,
+                fixed_beforehand=report.preregistered,
                 date=date,
                 run=run,
             )
@@ -176,15 +179,16 @@ def _details(entries: Sequence[AtlasEntry]) -> Table:
         "of",
         "n",
         "margin",
+        "standing",
         "date",
         "run",
     )
-    numeric = (False, False, False, False, True, False, True, True, False, False)
+    numeric = (False, False, False, False, True, False, True, True, False, False, False)
     rows = [
         (
             *(entry.method, entry.protocol, _cliff(entry), entry.safe or DASH),
             *(fixed(entry.safe_bits), entry.safe_bits_of or DASH, str(entry.n), f"{entry.margin:g}"),
-            *(entry.date or DASH, entry.run),
+            *("fixed beforehand" if entry.fixed_beforehand else "exploratory", entry.date or DASH, entry.run),
         )
         for entry in entries
     ]

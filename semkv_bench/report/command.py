@@ -120,6 +120,7 @@ def _analysed(source: _Source) -> Report:
         batching=_batching_noise(source.frame) if source.own else None,
         served=served_of(source.context.get("environment") or {}),
         measured=source.measured,
+        options_as_fixed=source.preregistered,
         extensions=source.extensions,
         sequential=standing.described(result.sequential) if standing else None,
     )

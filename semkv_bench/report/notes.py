@@ -88,7 +88,7 @@ def cards(report: Report) -> list[Card]:
         "fixed before the run"
         if report.preregistered
         else "fixed before the run, which was extended later"
-        if report.extensions
+        if report.extensions and report.options_as_fixed
         else "not known to be fixed before the run"
     )
     made.append(Card("Margin", f"{report.margin:g}", f"{when}; alpha {report.alpha:g}"))
@@ -256,15 +256,16 @@ def reading_notes(report: Report) -> list[tuple[str, str]]:
         "It was fixed before the first record was made."
         if report.preregistered
         else f"It was fixed before the first record, but {extended_words(report)}: the verdicts are exploratory."
-        if report.extensions
+        if report.extensions and report.options_as_fixed
         else "It is not known to have been fixed before the records were made: the verdicts are exploratory."
     )
     return [
         (
             "Bits",
             "A cache value stored with L levels costs log2(L) code bits. Effective bits are what is really "
-            "stored: codes packed into whole bits, plus scales, zero points or norms. Compression is 16 "
-            "divided by them.",
+            "stored: codes packed into whole bits, plus scales, zero points or norms. Cache bits spread that over "
+            "the whole cache, what stays in 16 bits included. How many times smaller a cache is, is 16 divided by its "
+            "cache bits, and by effective bits only where a figure names the coded part.",
         ),
         (
             "Score and difference",

@@ -7,7 +7,8 @@ from typing import Any
 from rich.console import Console
 
 from semkv_bench.config.compose import compose_config
-from semkv_bench.config.overrides import as_overrides
+from semkv_bench.config.overrides import as_overrides, override
+from semkv_bench.errors import UsageError
 from semkv_bench.records.foreign import FORMATS
 from semkv_bench.report.command import reported
 from semkv_bench.report.compare import compared
@@ -27,7 +28,7 @@ def report(run: str | Path, out: str | Path | None = None, **stats: Any) -> Repo
     """
     path = Path(run).expanduser()
     key = "records" if path.suffix in FORMATS and not path.is_dir() else "run"
-    given = [f"{key}={run}", *([] if out is None else [f"out={out}"]), *_options(stats)]
+    given = [override(key, path), *([] if out is None else [override("out", out)]), *_options(stats)]
     config = compose_config("cliff_report", as_overrides(given, "cliff_report"))
     return reported(config, set(stats), Console(quiet=True))[0]
 
@@ -37,13 +38,12 @@ def compare(runs: Sequence[str | Path], out: str | Path = "comparison", **stats:
 
     Raises UsageError where the runs differ in more than their methods.
     """
-    listed = ",".join(f"'{run}'" for run in runs)
-    given = [f"runs=[{listed}]", f"out={out}", *_options(stats)]
+    if isinstance(runs, str | Path):
+        raise UsageError(f"compare takes a list of runs, not {str(runs)!r} alone")
+    given = [override("runs", list(runs)), override("out", out), *_options(stats)]
     config = compose_config("compare", as_overrides(given, "compare"))
     return compared(config, stats, Console(quiet=True))[0]
 
 
 def _options(stats: dict[str, Any]) -> list[str]:
-    return [
-        f"stats.{name}={list(value) if isinstance(value, tuple) else value}" for name, value in stats.items()
-    ]
+    return [override(f"stats.{name}", value) for name, value in stats.items()]

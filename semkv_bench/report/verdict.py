@@ -79,7 +79,7 @@ def limits(report: Report) -> str:
     margin = f"the margin of {report.margin:g}"
     if report.preregistered:
         margin += " was fixed before the first record"
-    elif report.extensions:
+    elif report.extensions and report.options_as_fixed:
         margin += f" was fixed before the first record, but {extended_words(report)}, so its verdicts are exploratory"
     else:
         margin += (

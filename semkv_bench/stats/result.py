@@ -416,6 +416,7 @@ class Report:
     planned_examples: int | None = None
     layers: Layers | None = None
     preregistered: bool
+    options_as_fixed: bool = False
     extensions: tuple[Extension, ...] = ()
     assay: Assay | None = None
     settings: tuple[SettingResult, ...]

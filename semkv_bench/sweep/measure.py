@@ -24,7 +24,7 @@ from semkv_bench.models.load import LoadedModel
 from semkv_bench.packed import CacheBytes, SemKVCache
 from semkv_bench.plan.plan import Plan, make_plan
 from semkv_bench.records.charter import require_same
-from semkv_bench.records.folder import charter_hash, read_run
+from semkv_bench.records.folder import read_run
 from semkv_bench.records.runs import RUNS, check_run, newest_run
 from semkv_bench.records.schema import EXAMPLE
 from semkv_bench.settings.setting import FULL, Setting
@@ -92,7 +92,7 @@ def measure_run(
         rows.append(_row(example, plan, bench.both(example, number), records, loaded))
     content = {
         "setting": name,
-        "charter": charter_hash(plan.charter),
+        "charter": require_same(path, plan.charter)["hash"],
         "model": loaded.label,
         "device": str(loaded.device),
         "dtype": str(loaded.dtype).removeprefix("torch."),
@@ -131,7 +131,7 @@ def _plan_of(path: Path) -> Plan:
     known = compose_config("sweep")
     kept = OmegaConf.masked_copy(written, [key for key in written if key in known])
     plan = make_plan(check_config("sweep", OmegaConf.merge(kept, {"fresh": False, "shard": None})))
-    require_same(path, {**plan.charter, "hash": charter_hash(plan.charter)})
+    require_same(path, plan.charter)
     return plan
 
 

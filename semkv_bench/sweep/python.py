@@ -8,10 +8,11 @@ from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from omegaconf import DictConfig
 
 from semkv_bench.config.compose import compose_config
-from semkv_bench.config.overrides import as_overrides
+from semkv_bench.config.overrides import as_overrides, override
 from semkv_bench.errors import UsageError
 from semkv_bench.files import cache_dir, check_writable, write_atomically
 from semkv_bench.models.memory import ModelInMemory
@@ -47,7 +48,7 @@ def sweep(
         choice, a hub name or a folder.
     methods: choices of the quantizer group, or quantizers: instances of frozen dataclasses.
     levels: level counts of the uniform grid. task: a choice of the task group; or prompts of your own, a mapping with
-        ``prompt`` and ``answers`` each. name: the model's in records and reports.
+        ``prompt`` and ``answers`` each, or a DataFrame of such columns. name: the model's in records and reports.
     overrides: whatever else the command line takes, for example ``["allocation=two_level", "stats.margin=0.05"]``.
 
     Raises:
@@ -55,29 +56,38 @@ def sweep(
             could build again.
         MissingError: model or data that are not there.
     """
-    asked = [methods] if isinstance(methods, str | Sides) else list(methods)
+    asked = list(methods) if isinstance(methods, list | tuple) else [methods]
     if not asked:
         raise UsageError("methods is empty; name a quantizer, or give one")
-    given = [f"grid.levels=[{','.join(str(level) for level in levels)}]"] if levels is not None else []
-    given += [] if per_task is None else [f"per_task={per_task}"]
-    given += [] if seeds is None else [f"seeds=[{','.join(str(seed) for seed in seeds)}]"]
-    given += [] if out is None else [f"out={out}"]
+    asides = {"grid.levels": _listed(levels), "per_task": per_task, "seeds": _listed(seeds), "out": out}
+    given = [override(key, value) for key, value in asides.items() if value is not None]
     given += _task_overrides(task)
     given += [f"model={model}"] if isinstance(model, str) else []
     named = [method for method in asked if isinstance(method, str)]
-    given += [f"methods=[{','.join(named)}]"] if named else []
-    config = compose_config("sweep", as_overrides([*given, *overrides], "sweep"))
+    given += [override("methods", named)] if named else []
+    more = [overrides] if isinstance(overrides, str) else list(overrides)
+    config = compose_config("sweep", as_overrides([*given, *more], "sweep"))
     _add_methods(config, named, [method for method in asked if not isinstance(method, str)])
     if isinstance(model, str):
         if tokenizer is not None or name is not None:
             raise UsageError(f"tokenizer and name are for a model in memory; model={model} brings its own")
         return _run(config, None)
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError(f"model is {model!r}; give a transformers model, or a name as model= takes it")
     if tokenizer is None:
         raise UsageError("a model in memory needs its tokenizer: sweep(model, tokenizer, ...)")
+    if not callable(tokenizer):
+        raise UsageError(
+            f"tokenizer is {tokenizer!r}; load it first: AutoTokenizer.from_pretrained({tokenizer!r})"
+        )
     source = ModelInMemory(model, tokenizer, name or _name_of(model))
     config.model = source.node
     with _as_it_was(model):
         return _run(config, source)
+
+
+def _listed(value: Any) -> Any:
+    return [value] if isinstance(value, int) else value
 
 
 def _run(config: DictConfig, source: ModelInMemory | None) -> Path:
@@ -89,16 +99,28 @@ def _run(config: DictConfig, source: ModelInMemory | None) -> Path:
 def _task_overrides(task: Task) -> list[str]:
     if isinstance(task, str):
         return [f"task={task}"]
-    lines = [json.dumps(dict(row), ensure_ascii=False) for row in task]
-    if not lines:
+    rows = task.to_dict("records") if hasattr(task, "to_dict") else task
+    if not isinstance(rows, Sequence) or not all(isinstance(row, Mapping) for row in rows):
+        raise UsageError("task takes a name, or a list of prompts: [{'prompt': ..., 'answers': [...]}, ...]")
+    if not rows:
         raise UsageError("task is an empty list of prompts")
-    text = "\n".join(lines) + "\n"
+    text = "".join(_line(number, row) for number, row in enumerate(rows, 1))
     # Named by its content, so that the same prompts are the same task.
     path = cache_dir() / "prompts" / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.jsonl"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text)
     return ["task=jsonl", f"task.path={path}"]
+
+
+def _line(number: int, row: Mapping[str, Any]) -> str:
+    """A prompt as a line of JSON; numbers of numpy count as what they hold."""
+    try:
+        line = json.dumps(dict(row), ensure_ascii=False, default=lambda value: value.tolist())
+        line.encode()
+    except (AttributeError, TypeError, ValueError) as error:
+        raise UsageError(f"prompt {number} of task is no plain data: {str(error).splitlines()[0]}") from error
+    return f"{line}\n"
 
 
 def _add_methods(config: DictConfig, named: Sequence[str], own: Sequence[Sides]) -> None:
@@ -149,8 +171,9 @@ def _name_of(model: Any) -> str:
 
 @contextmanager
 def _as_it_was(model: Any) -> Iterator[None]:
-    training = model.training
+    training = {part: part.training for part in model.modules()}
     try:
         yield
     finally:
-        model.train(training)
+        for part, was in training.items():
+            part.training = was

@@ -157,6 +157,37 @@ def test_what_contradicts_the_protocol_is_refused(run, given):
     assert {path.name: path.read_bytes() for path in run.out.iterdir() if path.suffix != ".lock"} == before
 
 
+def test_what_contradicts_is_named_and_not_what_may_grow(run):
+    run("grid.levels=[16,4]", "per_task=2")
+    said = run("grid.levels=[16,4]", "per_task=3", "stats.margin=0.2", code=UsageError.exit_code).err
+    assert "stats.margin" in said and "per_task" not in said and "examples" not in said
+
+
+def test_an_extension_by_prompts_that_were_changed_amends_nothing(local_folder, tmp_path, capsys):
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "run"
+    given = ["sweep", f"model={local_folder}", "task=jsonl", f"task.path={prompts}", "grid.levels=[16]"]
+    given += ["engine.noise_examples=0", "max_new_tokens=4", f"out={out}"]
+    lines = [json.dumps({"id": str(n), "prompt": f"What is {n}?", "answers": [str(n)]}) for n in range(4)]
+    prompts.write_text("\n".join(lines[:2]) + "\n")
+    assert main(given) == 0
+    before = (out / "protocol.yaml").read_bytes()
+    changed = [lines[0].replace("What is", "Whatever is"), *lines[1:3]]
+    prompts.write_text("\n".join(changed) + "\n")
+    capsys.readouterr()
+    assert main(given) == UsageError.exit_code and "prompt" in capsys.readouterr().err
+    assert (out / "protocol.yaml").read_bytes() == before
+    prompts.write_text("\n".join(lines) + "\n")
+    assert main(given) == 0
+    assert read_run(out)[0]["example_id"].nunique() == 4
+
+
+def test_a_margin_given_afterwards_is_not_called_fixed(run, without_figures, capsys):
+    run("grid.levels=[16,4]", "per_task=2")
+    run("grid.levels=[16,4]", "per_task=3")
+    assert main(["cliff-report", f"run={run.out}", "stats.margin=0.3"]) == 0
+    assert "was fixed" not in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_sequential_run_keeps_its_size(run):
     run("grid.levels=[16,4]", "per_task=20", "stats.looks=[10]")
     said = run("grid.levels=[16,4]", "per_task=30", "stats.looks=[10]", code=UsageError.exit_code).err

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from types import SimpleNamespace
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 import yaml
@@ -11,7 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import semkv_bench as sb
 from semkv_bench.cli import main
-from semkv_bench.config.compose import build
+from semkv_bench.config.compose import build, compose_config
+from semkv_bench.config.overrides import as_overrides, override
 from semkv_bench.errors import MissingError, UsageError
 from semkv_bench.models.memory import ModelInMemory
 from semkv_bench.quantizers import Affine
@@ -141,6 +144,16 @@ def test_a_command_on_the_run_says_that_its_model_is_gone(swept):
         ({"task": "nothing"}, "there is no task 'nothing'"),
         ({"overrides": ["nope=1"]}, "there is no key 'nope'"),
         ({"model": "smollm2", "tokenizer": object()}, "brings its own"),
+        ({"model": None}, "give a transformers model"),
+        ({"tokenizer": "gpt2"}, "load it first"),
+        ({"levels": "8,2"}, "levels must be whole numbers"),
+        ({"levels": {8: 2}}, "grid.levels takes numbers"),
+        ({"seeds": [0.5]}, "seeds"),
+        ({"task": {"prompt": "?", "answers": ["!"]}}, "list of prompts"),
+        ({"task": ["a prompt"]}, "list of prompts"),
+        ({"task": [{"prompt": "\ud83d", "answers": ["!"]}]}, "prompt 1 of task is no plain data"),
+        ({"task": [{"prompt": "?", "answers": [object()]}]}, "prompt 1 of task is no plain data"),
+        ({"overrides": "nope=1"}, "there is no key 'nope'"),
     ],
 )
 def test_bad_input_is_one_line(held, tmp_path, changes, said):
@@ -149,6 +162,30 @@ def test_bad_input_is_one_line(held, tmp_path, changes, said):
     with pytest.raises(UsageError, match=said) as raised:
         sb.sweep(given.pop("model"), given.pop("tokenizer"), **given)
     assert "\n" not in str(raised.value) and not (tmp_path / "run").exists()
+
+
+def test_numbers_of_numpy_and_frames_are_taken(held, tmp_path):
+    model, tokenizer = held
+    model.model.layers[0].eval()
+    model.lm_head.train()
+    prompts = pd.DataFrame([{"prompt": "Two and two?", "answers": [np.int64(4)]}])
+    given = {
+        "per_task": np.int64(1),
+        "seeds": 0,
+        "levels": np.array([16, 4]),
+        "overrides": [*FEW, "seeds=[0]"],
+    }
+    out = tmp_path / "it's mine, [all] of it"
+    sb.sweep(model, tokenizer, task=prompts, out=out, **given)
+    assert set(sb.read_records(out)["setting"]) == {"full", "affine-L16", "affine-L4"}
+    assert model.lm_head.training and not model.model.layers[0].training
+    with pytest.raises(UsageError, match="a list of runs"):
+        sb.compare(str(out))
+
+
+@pytest.mark.parametrize("value", ["it's", "a,b]", "ends in \\\\", "\\\\'", "a=b", "${x}"[1:]])
+def test_texts_reach_the_configuration_as_they_are(value):
+    assert compose_config("sweep", as_overrides([override("out", value)], "sweep")).out == value
 
 
 def test_a_quantizer_from_inside_a_function_is_refused(held, tmp_path):
