@@ -257,6 +257,13 @@ def _recipe(given: Given) -> None:
     run_recipe(config, OUT)
 
 
+def _search(given: Given) -> None:
+    config = given.config
+    with _loading():
+        from semkv_bench.search.run import run_search
+    run_search(config, OUT)
+
+
 def _regress(given: Given) -> int:
     config, as_json = given.config, given.options.json
     _check_given_run(config)
@@ -455,6 +462,13 @@ COMMANDS: dict[str, Command] = {
     ),
     "recipe": Command(
         _recipe, "the cliff, then mixes just above it", "model=smollm2 quantizer=affine", config="recipe"
+    ),
+    "search": Command(
+        _search,
+        "levels by layer and side under a budget, by KL on calibration prompts, then confirmed on fresh examples "
+        "against uniform levels and KVTuner's pairs",
+        "model=smollm2 quantizer=affine target_bits=3.0",
+        config="search",
     ),
     "regress": Command(
         _regress,

@@ -6,7 +6,7 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.logging import RichHandler
@@ -23,7 +23,13 @@ __all__ = ["ERR", "OUT", "LastingConsole", "human_bytes", "print_plain", "set_up
 
 
 class LastingConsole(Console):
-    """A console that falls silent when its pipe is closed; the command goes on and keeps its exit code."""
+    """A console that falls silent when its pipe is closed; the command goes on and keeps its exit code.
+
+    Brackets are text: those of ``affine[g32]`` are no markup.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"markup": False, **options})
 
     def on_broken_pipe(self) -> None:
         """Send what is still to come, and what is buffered, to nowhere."""

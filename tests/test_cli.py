@@ -249,6 +249,7 @@ def test_longbench_from_a_local_folder(local_folder, tmp_path, capsys):
         (["cliff-report", "records=/nowhere.csv"], 3, "/nowhere.csv"),
         (["cliff-report", "run=a", "records=b"], 2, "not both"),
         (["storage", "head_dim=0"], 2, "head_dim=0"),
+        (["storage", "+quantizer.layers.levels={1: 256}"], 2, "give model=NAME"),
         (["storage", "head_dim=12", "quantizer.group_size=5"], 2, "legal sizes"),
     ],
 )
@@ -376,6 +377,11 @@ def test_storage_reproduces_the_known_figures(overrides, expected, capsys):
     for name, value in expected.items():
         digits = len(str(value).partition(".")[2])
         assert round(got[name], digits) == value, name
+
+
+def test_options_in_a_setting_s_name_are_shown(capsys):
+    assert main(["storage", "quantizer.group_size=32", "grid.levels=[16]", "head_dim=64"]) == 0
+    assert "affine[g32]" in capsys.readouterr().out
 
 
 def test_storage_of_a_model_and_several_levels(capsys):

@@ -97,7 +97,16 @@ def test_no_command_waits_for_libraries_that_its_first_line_does_not_need(comman
 @pytest.mark.parametrize(
     "command",
     thinned(
-        ["sweep", "recipe", "regress", "plan", "measure", "export out=p.jsonl", "storage model=smollm2"],
+        [
+            "sweep",
+            "recipe",
+            "search",
+            "regress",
+            "plan",
+            "measure",
+            "export out=p.jsonl",
+            "storage model=smollm2",
+        ],
         "sweep",
         "storage model=smollm2",
     ),

@@ -29,7 +29,7 @@ ROOMS = (
     ("plan",),
     ("sweep",),
     ("report",),
-    ("recipe", "regress", "doctor"),
+    ("recipe", "regress", "search", "doctor"),
     ("commands",),
     ("cli",),
     ("__init__", "__main__"),

@@ -95,6 +95,14 @@ class _Recipe(_Sweep):
 
 
 @dataclass
+class _Search(_Sweep):
+    target_bits: float | None = None
+    tokens: int | None = None
+    calibration_seeds: list[int] = MISSING
+    calibration_per_task: int = MISSING
+
+
+@dataclass
 class _Judge:
     false_alarm: float = MISSING
     kl_tolerance: float = MISSING
@@ -161,6 +169,7 @@ class _Calibrate:
 _SCHEMAS = {
     "sweep": _Sweep,
     "recipe": _Recipe,
+    "search": _Search,
     "regress": _Regress,
     "cliff_report": _CliffReport,
     "compare": _Compare,

@@ -38,6 +38,7 @@ def storage_rows(config: DictConfig) -> list[dict[str, Any]]:
     if any(tokens < 1 for tokens in config.context):
         raise UsageError(f"context={list(config.context)} must hold numbers of tokens of at least 1")
     if shape is None:
+        _check_no_layers(config)
         layer = ModelShape.alike(1, config.kv_heads or _KV_HEADS, config.head_dim or _HEAD_DIM)
         settings = _settings(config)
         for setting in settings:
@@ -139,6 +140,14 @@ def _settings(config: DictConfig) -> list[Setting]:
     own = build(config.allocation, "allocation").settings(keys, values)
     grid = OmegaConf.to_container(config.grid)
     return own or uniform_settings(keys, values, grid["levels"], grid["key_levels"], grid["value_levels"])
+
+
+def _check_no_layers(config: DictConfig) -> None:
+    for side in quantizers(config):
+        if side.layers.levels:
+            raise UsageError(
+                f"{side.label} has levels by layer, and only a model tells how many layers there are: give model=NAME"
+            )
 
 
 def _row(setting: Setting, shape: ModelShape) -> dict[str, Any]:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from semkv_bench.quantizers.groups import Group
     from semkv_bench.quantizers.keep import Keep, Layers
     from semkv_bench.quantizers.method import Method
+    from semkv_bench.quantizers.pair import Pair, read_quantizer
     from semkv_bench.quantizers.side import Side
     from semkv_bench.quantizers.transforms import Balance, Hadamard, Normalise, Polar, Shift, Smooth, UnitNorm
     from semkv_bench.quantizers.turboquant import TurboQuant
@@ -62,6 +63,7 @@ __all__ = [
     "NonUniform",
     "Normalise",
     "Outliers",
+    "Pair",
     "Permute",
     "Pivots",
     "Polar",
@@ -79,6 +81,7 @@ __all__ = [
     "UnitNorm",
     "Unrope",
     "VectorCode",
+    "read_quantizer",
 ]
 
 __getattr__ = on_demand(__name__)

@@ -91,8 +91,8 @@ class Quantizer(Sides):
 
     @property
     def fixed_levels(self) -> int | None:
-        """The one level count of a format that has no grid; None: any."""
-        return None
+        """The one level count of a format that has no grid, or of layers that are all given theirs; None: any."""
+        return self.layers.others
 
     @property
     def calibrated(self) -> bool:
@@ -354,7 +354,11 @@ def brief(quantizer: Quantizer) -> list[str]:
         if is_dataclass(quantizer)
         else {}
     )
-    return [_spelled(short.get(name) or name, value) for name, value in quantizer.options().items()]
+    options = quantizer.options()
+    if (called := options.pop("called", None)) is not None:
+        options = {name: value for name, value in options.items() if name not in ("levels", "others")}
+    spelled = [_spelled(short.get(name) or name, value) for name, value in options.items()]
+    return spelled + ([] if called is None else [called])
 
 
 def _spelled(name: str, value: Any) -> str:

@@ -1,5 +1,6 @@
 """Which tokens a method leaves in 16 bits: sinks at the front, a recent window, an unfilled block at the end."""
 
+import re
 from dataclasses import dataclass
 
 from semkv_bench.checks import is_whole, whole
@@ -43,16 +44,23 @@ class Keep:
 class Layers:
     """Layers that depart from the grid: the first and last few in 16 bits, others at levels of their own.
 
-    levels: by the layer's number in the model, for example ``{0: 256}``.
+    levels: by the layer's number in the model, for example ``{0: 256}``. others: levels of all other layers, which no
+    grid changes then. called: what these levels are called in names, where they are not spelled out.
     """
 
     skip_first: int = 0
     skip_last: int = 0
     levels: dict[int, int] | None = None
+    others: int | None = None
+    called: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("skip_first", "skip_last"):
             whole(f"layers.{name}", getattr(self, name), 0)
+        if self.others is not None:
+            whole("layers.others", self.others, 2)
+        if self.called is not None and not re.fullmatch(r"[\w.-]+", str(self.called)):
+            raise UsageError(f"layers.called={self.called} must be of letters, digits, dots and dashes")
         chosen = {} if self.levels is None else dict(self.levels)
         for layer, count in chosen.items():
             if not str(layer).isdigit() or not is_whole(count) or count < 2:
@@ -62,11 +70,19 @@ class Layers:
         object.__setattr__(self, "levels", {int(layer): count for layer, count in chosen.items()} or None)
 
     def __hash__(self) -> int:
-        return hash((self.skip_first, self.skip_last, tuple(sorted((self.levels or {}).items()))))
+        levels = tuple(sorted((self.levels or {}).items()))
+        return hash((self.skip_first, self.skip_last, levels, self.others, self.called))
 
     def stored(self, layer: int, layers: int) -> bool:
         """Is ``layer`` of a model of ``layers`` layers coded at all?"""
         return self.skip_first <= layer < layers - self.skip_last
+
+    def check(self, layers: int) -> None:
+        """Raise UsageError if levels are given to a layer that a model of ``layers`` layers does not have."""
+        if (last := max(self.levels or {}, default=0)) >= layers:
+            raise UsageError(
+                f"layers.levels gives levels to layer {last}, and this model's last layer is {layers - 1}"
+            )
 
     def count(self, layer: int, levels: int) -> int:
         """Levels of ``layer`` at the grid point ``levels``."""

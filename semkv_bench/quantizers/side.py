@@ -90,6 +90,10 @@ class Side(Quantizer):
     @property
     def fixed_levels(self) -> int | None:
         """See ``Quantizer``."""
+        return self._format_levels if self.layers.others is None else self.layers.others
+
+    @property
+    def _format_levels(self) -> int | None:
         return self.code.fixed_levels if self.levels is None else self.levels
 
     @property
@@ -221,9 +225,9 @@ class Side(Quantizer):
 
     def check_levels(self, levels: int) -> None:
         """Raise UsageError if there is no such code with ``levels`` levels."""
-        if self.fixed_levels not in (None, levels):
+        if self._format_levels not in (None, levels):
             raise UsageError(
-                f"{self.name} is one format: its {self.side} have {self.fixed_levels} levels, not {levels}; "
+                f"{self.name} is one format: its {self.side} have {self._format_levels} levels, not {levels}; "
                 "no grid, layers.levels or allocation changes that"
             )
         self.code.check_levels(levels)

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from semkv_bench.settings.allocation import Allocation, Prune, TwoLevel, Uniform
     from semkv_bench.settings.budgets import BUDGETS, Budget, budget
     from semkv_bench.settings.eviction import Evict, Evictions
+    from semkv_bench.settings.one_at_a_time import OneAtATime
     from semkv_bench.settings.reading import BlockReads, ReadAll, Reading
     from semkv_bench.settings.setting import FULL, GridOnly, Pruned, Setting, TwoLevelMixes, uniform_settings
 
@@ -20,6 +21,7 @@ __all__ = [
     "Evict",
     "Evictions",
     "GridOnly",
+    "OneAtATime",
     "Prune",
     "Pruned",
     "ReadAll",

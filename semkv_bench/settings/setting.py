@@ -90,18 +90,25 @@ class Setting:
 
     def storage_in(self, cache: Sequence[LayerShape | None]) -> Storage:
         """Price of a coded value, averaged over all that is coded in a cache of these layers."""
-        values: Counter[tuple[str, SideShape]] = Counter()
-        for layer in cache:
+        values: Counter[tuple[str, SideShape, int | None]] = Counter()
+        for index, layer in enumerate(cache):
             if layer is not None and layer.coded:
                 for name in SIDES:
-                    shape = getattr(layer, name)
-                    values[name, shape] += shape.values
+                    shape, side = getattr(layer, name), getattr(self, name)
+                    layers = None if side is None else side.quantizer.layers
+                    if layers is not None and not layers.stored(index, len(cache)):
+                        continue
+                    own = layers and (layers.levels or {}).get(index)
+                    values[name, shape, own] += shape.values
         return mix((count, self._side_storage(*at)) for at, count in values.items())
 
-    def _side_storage(self, side: str, shape: SideShape) -> Storage:
+    def _side_storage(self, side: str, shape: SideShape, own_levels: int | None) -> Storage:
+        """Of the layers that have ``own_levels``, or the grid's where that is None."""
         if self._own_format:
             return self.storage(shape.head_dim)
         coded = getattr(self, side)
+        if own_levels is not None:
+            coded = replace(coded, allocation=Uniform(own_levels))
         stays = FULL_PRECISION if coded is None else coded.storage(shape.head_dim, shape.heads)
         return stays if self.prune is None else self.prune.storage(stays)
 
@@ -213,6 +220,8 @@ class Setting:
         """Refuse a setting that leaves all ``coded`` layers in 16 bits."""
         layers = 1 + max(coded, default=-1)
         sides = [side.quantizer.layers for side in (self.keys, self.values) if side is not None]
+        for side in sides:
+            side.check(layers)
         if sides and coded and not any(side.stored(layer, layers) for side in sides for layer in coded):
             first, last = sides[0].skip_first, sides[0].skip_last
             raise UsageError(
@@ -245,9 +254,9 @@ class Setting:
         """What the setting is, as data: the fields of the charter and of every record; None where there is no such.
 
         kind; family: the quantizer's name, without options; levels: of a uniform setting, a number, or
-        ``{"keys": .., "values": ..}`` where the sides differ (None: 16 bits); high, low, fraction: of a mix;
-        keep: the share that pruning keeps; metric, scope: what ranks tokens; options: those that differ from the
-        defaults, under ``keys`` and ``values`` where the sides differ.
+        ``{"keys": .., "values": ..}`` where the sides differ (None: 16 bits), None where they differ by layer;
+        high, low, fraction: of a mix; keep: the share that pruning keeps; metric, scope: what ranks tokens; options:
+        those that differ from the defaults, under ``keys`` and ``values`` where the sides differ.
         """
         sides = [side for side in (self.keys, self.values) if side is not None]
         found = dict.fromkeys(_DESCRIBED)
@@ -257,6 +266,8 @@ class Setting:
             found |= {"family": "+".join(names), "options": _both([_options(side) for side in sides])}
         if self.kind == "uniform":
             counts = [side and side.allocation.grid_point for side in (self.keys, self.values)]
+            if any(side.quantizer.layers.levels for side in sides):
+                counts = [None, None]
             found["levels"] = counts[0] if counts[0] == counts[1] else dict(zip(SIDES, counts, strict=True))
         if self.prune is not None and sides:
             found["levels"] = sides[0].allocation.grid_point

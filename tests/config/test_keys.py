@@ -11,7 +11,7 @@ from semkv_bench.config.overrides import as_overrides
 from semkv_bench.config.own import joined
 from semkv_bench.errors import UsageError
 
-CONFIGS = ("sweep", "recipe", "regress", "cliff_report", "storage", "measure")
+CONFIGS = ("sweep", "recipe", "search", "regress", "cliff_report", "storage", "measure")
 
 
 def help_lines(name):

@@ -34,6 +34,7 @@ NOT_RUN = {
     "score": "tests/sweep/test_exchange.py writes prompts and scores answers",
     "regress": "minutes against a committed baseline; tests/regress/test_regress.py runs it on a small model",
     "calibrate": "tests/sweep/test_calibrate.py fits every method to a small model",
+    "search": "two sweeps of many settings; tests/search/test_search.py runs it on a small model",
     "atlas": "takes folders of several runs; tests/report/test_atlas.py makes one of them",
     "doctor": "examines the machine that it runs on; tests/doctor/test_doctor.py runs it",
 }
