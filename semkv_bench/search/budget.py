@@ -1,7 +1,7 @@
 """Choosing one option for every part so that the loss is small and the bits stay within a budget."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 __all__ = ["Option", "cheapest", "choose", "spread"]
@@ -24,8 +24,8 @@ def choose(parts: Sequence[Sequence[Option]], budget: float) -> list[int]:
     """One option of every part, of small total loss, whose bits sum up to at most ``budget``.
 
     From the cheapest options upwards along the lower convex hull of each part, the step first that saves the most loss
-    for a bit; a step that no longer fits ends its part. With losses that add up, the sum is above the best possible
-    by less than the loss that the first step which did not fit would have saved.
+    for a bit; then whatever still fits and saves most for a bit. With losses that add up, the sum is above the best
+    possible by less than the loss that the first step which did not fit would have saved.
 
     Raises ValueError where even the cheapest options take more than the budget.
 
@@ -47,7 +47,22 @@ def choose(parts: Sequence[Sequence[Option]], budget: float) -> list[int]:
         # Steps of a part come in order, so one whose first did not fit stays where it is.
         if chosen[number] == low and more <= left + _rounding(budget):
             chosen[number], left = high, left - more
+    while best := max(_still_fitting(parts, chosen, left + _rounding(budget)), default=None):
+        _, number, at = best
+        left -= parts[number][at].bits - parts[number][chosen[number]].bits
+        chosen[number] = at
     return chosen
+
+
+def _still_fitting(
+    parts: Sequence[Sequence[Option]], chosen: Sequence[int], left: float
+) -> Iterator[tuple[float, int, int]]:
+    """Gain for a bit, part and option of every choice that saves loss and takes at most ``left`` bits more."""
+    for number, (options, now) in enumerate(zip(parts, chosen, strict=True)):
+        for at, option in enumerate(options):
+            more = option.bits - options[now].bits
+            if 0 < more <= left and option.loss < options[now].loss:
+                yield _gain(options[now], option), number, at
 
 
 def spread(

@@ -8,7 +8,7 @@ from typing import Any
 
 from semkv_bench.plan.plan import Plan
 from semkv_bench.records.folder import read_run
-from semkv_bench.records.schema import normalize
+from semkv_bench.records.normalize import normalize
 from semkv_bench.search.layers import Cache, LevelsBySide, Part
 from semkv_bench.stats import StatsOptions
 from semkv_bench.stats.comparisons import judged_columns
@@ -87,7 +87,7 @@ class Outcome:
         low, high = one.diff_ci
         if one.diff is None or low is None or high is None:
             return f"{self.found} and {one.setting} have no examples in common"
-        word = one.verdict if one.verdict in ("better", "worse") else f"{one.verdict}:"
+        word = one.verdict if one.verdict in ("better", "worse") else f"{one.verdict},"
         return (
             f"{self.found} against {one.setting} ({one.prompt_bits:.3f} bits): {word} {one.diff:+.3f} "
             f"[{low:+.3f}, {high:+.3f}], p {one.p_difference:.3g}"

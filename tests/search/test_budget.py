@@ -46,6 +46,11 @@ def test_an_option_that_costs_more_and_loses_more_is_never_taken():
     assert choose([[Option(1, 1), Option(2, 3), Option(3, 0.5)]], 3) == [2]
 
 
+def test_a_step_that_does_not_fit_leaves_its_bits_to_a_smaller_one():
+    # The hull goes from the first option to the third in one step.
+    assert choose([[Option(4, 10), Option(5, 9), Option(6, 1)]], 5.5) == [1]
+
+
 def test_what_is_spread_fills_the_budget_evenly():
     parts = [[Option(2, 0), Option(3, 0)]] * 10
     chosen = spread(parts, [0] * 10, [1] * 10, 25)
