@@ -29,9 +29,10 @@ os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 import torch
 import triton
+from static_figures import Work, figures
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
-from triton.compiler import ASTSource
+from triton.compiler import ASTSource, CompiledKernel
 from triton.runtime.jit import JITFunction
 
 from semkv_bench.kernels import affine_triton, attention_triton, codebook_triton, packing_triton
@@ -45,6 +46,7 @@ TARGETS = {
     "hip:gfx942": GPUTarget("hip", "gfx942", 64),
 }
 BASE_TARGETS = ("cuda:80", "cuda:100")  # the base cases alone; the others get every case
+STATIC = Path(__file__).resolve().parents[1] / "results" / "kernels" / "static.json"
 HEAD_DIM = 128
 OTHER_HEAD_DIMS = (64, 80, 96, 256)
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -126,6 +128,72 @@ class Case:
     name: str
     call: Callable[[], object]
     base: bool = False
+
+
+@dataclass(frozen=True)
+class StaticCase:
+    """A launch of which the static report tells figures, and what one of its programs does."""
+
+    name: str
+    call: Callable[[], object]
+    work: Work
+
+
+def static_cases() -> Iterator[StaticCase]:
+    """The kernels as an 8B model on 16-bit states would launch them: head_dim 128, twelve settings, four queries a
+    head, a quarter of the tokens at six levels and the rest at five."""
+    yield from _static_coding()
+    yield from _static_packing()
+    yield from _static_attention()
+
+
+def _static_coding() -> Iterator[StaticCase]:
+    levels, settings = torch.tensor([[5, 6]]).repeat(12, 500), 12
+    x = torch.zeros(2, 1000, HEAD_DIM, dtype=torch.bfloat16)
+    y, tables = x.float(), codebook_tables(HEAD_DIM, 16, CPU)
+    # Settings share what is read of a value; a code is a byte, a decoded value of the states' type.
+    for name, call, read, written, trips in (
+        ("affine codes", partial(affine_triton.affine_quantize, x, levels, HEAD_DIM), 2, 1, ()),
+        ("affine values", partial(affine_triton.affine_quantize_dequantize, x, levels, HEAD_DIM), 2, 2, ()),
+        ("codebook codes", partial(codebook_triton.codebook_quantize, y, levels, tables), 4, 1, (5,)),
+        ("codebook values", partial(codebook_triton.codebook_quantize_dequantize, y, levels, tables), 4, 4, (5,)),
+    ):  # fmt: skip
+        work = Work(2048 * settings, read / settings + written, (settings, *trips))
+        yield StaticCase(name, call, work)
+
+
+def _static_packing() -> Iterator[StaticCase]:
+    layout = _mixed_layout()
+    bits = 32 * layout.words / (layout.heads * layout.tokens * HEAD_DIM)
+    codes = torch.zeros(layout.heads, layout.tokens, HEAD_DIM, dtype=torch.uint8)
+    classes = len(layout.class_levels)
+    # A word overlaps six groups at most; a program writes 256 words.
+    pack = Work(round(256 * 32 / bits), 1 + bits / 8, (6, classes))
+    yield StaticCase("pack", partial(packing_triton.pack, codes, layout), pack)
+    unpack = Work(2048, bits / 8 + 1, (classes,))
+    yield StaticCase("unpack codes", partial(packing_triton.unpack, _words(layout), layout), unpack)
+    for kind in ("affine", "codebook"):
+        packed = _vectors(layout, kind)
+        values = Work(2048, bits / 8 + 2 + 32 / 8 / HEAD_DIM, (classes,))
+        call = partial(packing_triton.unpack_dequantize, packed, torch.bfloat16)
+        yield StaticCase(f"unpack {kind} values", call, values)
+
+
+def _static_attention() -> Iterator[StaticCase]:
+    layout, query = _mixed_layout(), torch.zeros(8, HEAD_DIM, dtype=torch.bfloat16)
+    bits = 32 * layout.words / (layout.heads * layout.tokens * HEAD_DIM)
+    # 131,072 tokens are 16 blocks a program, which walks each 16 tokens at a time, classes one by one.
+    blocks, tiles = 16, 4
+    work = Work(2 * blocks * 64 * HEAD_DIM, bits / 8 + 32 / 8 / HEAD_DIM, (blocks, tiles, 2))
+    for kind in ("affine", "codebook"):
+        packed = _vectors(layout, kind)
+        call = partial(attention_triton.packed_attention, query, packed, packed, 0.1)
+        yield StaticCase(f"attention {kind}", call, work)
+
+
+def _mixed_layout() -> PackedLayout:
+    levels = torch.where(torch.arange(1024) % 4 == 0, 6, 5)
+    return PackedLayout.build(levels, 2, HEAD_DIM)
 
 
 def cases() -> Iterator[Case]:
@@ -243,7 +311,22 @@ def _vectors(layout: PackedLayout, kind: str) -> PackedVectors:
 
 def compile_for(launch: Launch, target: GPUTarget) -> dict[str, int]:
     """Registers, spilled bytes and shared memory of one compilation."""
-    compiled = triton.compile(source_of(launch), target=target, options=launch.options)
+    return _usage(launch, _compiled(launch, target), target)
+
+
+def static_row(case: StaticCase, target: str) -> dict:
+    """What the static report says of one case on one target."""
+    (launch,) = capture(case.call, TARGETS[target].backend)
+    compiled = _compiled(launch, TARGETS[target])
+    usage = _usage(launch, compiled, TARGETS[target])
+    return {"kernel": case.name, "target": target, **figures(compiled, usage, target, case.work)}
+
+
+def _compiled(launch: Launch, target: GPUTarget) -> CompiledKernel:
+    return triton.compile(source_of(launch), target=target, options=launch.options)
+
+
+def _usage(launch: Launch, compiled: CompiledKernel, target: GPUTarget) -> dict[str, int]:
     if target.backend == "hip":
         usage = _amd_usage(compiled.asm["amdgcn"])
     else:
@@ -305,13 +388,30 @@ def write_table(rows: list[dict], path: Path) -> None:
     path.write_text(f'{head}, "rows": [\n  {lines}\n]}}\n')
 
 
+def write_static(options: argparse.Namespace) -> int:
+    """Print the static report's rows and write it, unless cases were left out and no file was named."""
+    rows = []
+    for case in static_cases():
+        if options.only and case.name not in options.only:
+            continue
+        for target in options.targets:
+            rows.append(static_row(case, target))
+            print(rows[-1], flush=True)
+    if options.out or not options.only:
+        write_table(rows, options.out or STATIC)
+    return 0 if rows else 1
+
+
 def main() -> int:
     """Compile, print a line for each case, write the table; 1 if one does not compile."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--targets", nargs="+", default=list(TARGETS), choices=list(TARGETS))
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these cases alone")
     parser.add_argument("--out", type=Path, help="where to write the table, JSON")
+    parser.add_argument("--static", action="store_true", help=f"write the static report, {STATIC}, instead")
     options = parser.parse_args()
+    if options.static:
+        return write_static(options)
 
     rows, failures, started = [], 0, time.monotonic()
     for name, target, launch in compilations(options.targets):

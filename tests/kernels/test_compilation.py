@@ -14,6 +14,7 @@ SCRIPT = ROOT / "scripts" / "check_kernels.py"
 TABLE = ROOT / "results" / "kernels" / "compilation.json"
 EVERY_CASE = ("cuda:90", "hip:gfx942")
 BASE_CASES = ("cuda:80", "cuda:100")
+QUICK = ("unpack affine values",)
 SAMPLE = (
     "affine codes head_dim=80 group=80 bfloat16",
     "codebook values head_dim=128",
@@ -28,6 +29,7 @@ def script(monkeypatch):
     """The script as a module; what it does to the environment is undone."""
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
     spec = importlib.util.spec_from_file_location("check_kernels", SCRIPT)
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "check_kernels", module)
@@ -85,3 +87,63 @@ def test_the_committed_table_hardly_spills():
     allowed = {"attention": 128, "unpack": 128}
     rows = committed()["rows"]
     assert not [row for row in rows if row["spilled"] > allowed.get(row["kernel"].split()[0], 0)]
+
+
+STATIC = ROOT / "results" / "kernels" / "static.json"
+SLACK = 1.02
+
+
+def committed_static():
+    if not STATIC.exists():
+        pytest.skip("no committed table in this installation")
+    table = json.loads(STATIC.read_text())
+    if table["triton"] != pytest.importorskip("triton").__version__:
+        pytest.skip("the committed table is of another Triton")
+    return table
+
+
+def worse(row, before):
+    """The figures of ``row`` that are worse than they were."""
+    larger = [name for name in ("spilled", "instructions", "bytes") if row[name] > before[name] * SLACK]
+    return larger + ["blocks"] * (row["blocks"] < before["blocks"])
+
+
+@pytest.mark.parametrize(
+    "part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 6))], ids=str
+)
+def test_no_static_figure_is_worse_than_committed(part, script, monkeypatch, tmp_path):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    before = {(row["kernel"], row["target"]): row for row in committed_static()["rows"]}
+    cases = [(case, target) for case in script.static_cases() for target in script.TARGETS]
+    assert sorted(before) == sorted((case.name, target) for case, target in cases)
+    quick = [(case, target) for case, target in cases if target == "cuda:90" and case.name in QUICK]
+    rest = [pair for pair in cases if pair not in quick]
+    for case, target in rest[part - 1 :: 5] if part else quick:
+        row = script.static_row(case, target)
+        assert worse(row, before[case.name, target]) == [], (row, before[case.name, target])
+
+
+def test_a_worse_figure_is_seen():
+    row = committed_static()["rows"][0]
+    assert worse(row, row) == []
+    assert worse({**row, "instructions": 1.1 * row["instructions"]}, row) == ["instructions"]
+    assert worse({**row, "spilled": 4, "blocks": 0}, {**row, "spilled": 0}) == ["spilled", "blocks"]
+
+
+def test_the_static_report_is_of_these_kernels(script):
+    assert committed_static()["source"] == script.source_digest(), (
+        "kernels changed since results/kernels/static.json: run python scripts/check_kernels.py --static"
+    )
+
+
+def test_a_loop_counts_as_often_as_it_runs(script):
+    from static_figures import MACHINES, instructions
+
+    loop = ["a", "outer:", "b", "inner:", "c", "bra inner", "d", "bra outer", "e", "end:", "bra end"]
+    assert instructions(loop, ()) == 8
+    assert instructions(loop, (10,)) == 3 + 10 * 5
+    assert instructions(loop, (10, 7)) == 3 + 10 * (3 + 7 * 2)
+    (h100, _) = MACHINES["cuda:90"]
+    assert [h100.resident(*given) for given in ((174, 4096, 8), (64, 0, 4), (32, 100_000, 4))] == [1, 8, 2]
+    # A float16 cache of this size is read in 160 microseconds.
+    assert 160 < h100.microseconds(0, 2) < 161
