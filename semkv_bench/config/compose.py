@@ -194,6 +194,7 @@ def compose_config(name: str, overrides: Sequence[str] = ()) -> DictConfig:
         UsageError: an override that does not parse, an unknown key or choice, a value of the wrong type.
     """
     check_choices(name, overrides)
+    others = GlobalHydra.instance().hydra  # a program around this one may compose by Hydra, too
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(conf_dir()), version_base="1.3"):
@@ -203,6 +204,8 @@ def compose_config(name: str, overrides: Sequence[str] = ()) -> DictConfig:
             return check_config(name, composed)
     except (HydraException, OmegaConfBaseException, ValueError, YAMLError) as error:
         raise UsageError(_problem(error, name, overrides)) from error
+    finally:
+        GlobalHydra.instance().hydra = others
 
 
 def check_config(name: str, composed: DictConfig) -> DictConfig:

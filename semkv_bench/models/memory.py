@@ -17,6 +17,7 @@ __all__ = ["ModelInMemory", "not_in_memory"]
 
 # Tensors up to here are hashed whole, of larger ones so many stretches.
 _WHOLE = 2**16
+_DTYPES = ("float32", "float16", "bfloat16")
 _STRETCHES, _STRETCH = 4, 2**10
 
 
@@ -27,7 +28,8 @@ class ModelInMemory:
     name: in records and reports.
 
     Raises:
-        UsageError: its weights are on the meta device, or on several devices without a map of them.
+        UsageError: it generates no text; its weights are of a type that is not swept, on the meta device, or on several
+            devices without a map of them.
     """
 
     model: Any
@@ -35,6 +37,15 @@ class ModelInMemory:
     name: str
 
     def __post_init__(self) -> None:
+        if not (hasattr(self.model, "config") and getattr(self.model, "can_generate", bool)()):
+            kind = type(self.model).__name__
+            raise UsageError(
+                f"{kind} generates no text; give a transformers model with a language-model head"
+            )
+        if self.dtype not in _DTYPES:
+            raise UsageError(
+                f"{self.name} is in {self.dtype}; sweeps run in {', '.join(_DTYPES[:-1])} or {_DTYPES[-1]}"
+            )
         places = sorted({str(weight.device) for weight in self.model.parameters()})
         if "meta" in places:
             raise UsageError(f"{self.name}: weights are on the meta device; load them before the sweep")

@@ -20,6 +20,7 @@ from semkv_bench.records.values import short
 
 __all__ = [
     "CHARTER",
+    "MARK_LENGTH",
     "SHARED_LOCK",
     "agree",
     "changes",
@@ -28,9 +29,11 @@ __all__ = [
     "read_charter",
     "require_same",
     "settings_by_mark",
+    "without_path",
 ]
 
 CHARTER = "protocol.yaml"
+MARK_LENGTH = 16  # letters of a charter's hash
 SHARED_LOCK = ".shared.lock"  # held by whoever changes what all writers share
 _MENDED = "put a copy of it back, or run the sweep again into another out=DIR"
 _MOST_NAMED = 3
@@ -48,7 +51,7 @@ def charter_hash(charter: Mapping[str, Any]) -> str:
 
 def charter_mark(charter: Mapping[str, Any]) -> str:
     """What every record of the run carries: the beginning of the charter's hash."""
-    return charter["hash"][:16]
+    return charter["hash"][:MARK_LENGTH]
 
 
 def read_charter(path: Path) -> dict[str, Any]:
@@ -69,9 +72,9 @@ def require_same(path: Path, sealed: Mapping[str, Any]) -> dict[str, Any]:
     present = _parsed(path / CHARTER)
     if present.get("hash") != charter_hash(present):
         raise UsageError(f"{path / CHARTER} was changed after it was written; choose another out=DIR")
-    if _content(present) == _content(sealed):
+    if _compared(present) == _compared(sealed):
         return present
-    changed = _contradictions(_content(present), _content(sealed))
+    changed = _contradictions(_compared(present), _compared(sealed))
     more = f"; and {len(changed) - _MOST_NAMED} more" if len(changed) > _MOST_NAMED else ""
     raise UsageError(
         f"{path} holds a run of another protocol (different: {'; '.join(changed[:_MOST_NAMED])}{more}); choose "
@@ -80,11 +83,17 @@ def require_same(path: Path, sealed: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def agree(
-    path: Path, sealed: Mapping[str, Any], config_yaml: str, recorded: Callable[[Mapping[str, Any]], int]
+    path: Path,
+    sealed: Mapping[str, Any],
+    config_yaml: str,
+    recorded: Callable[[Mapping[str, Any]], int],
+    used: Callable[[str], bool],
 ) -> dict[str, Any]:
     """The charter in force: ``sealed``, written if there is none, and as an amendment where it adds to the one there.
 
-    config_yaml: the configuration it came from. recorded: how many examples the run of a charter holds by now.
+    An amendment under which nothing was recorded is taken back by the charter from before it. config_yaml: the
+    configuration ``sealed`` came from. recorded: how many examples the run of a charter holds by now. used: whether any
+    record carries a mark.
 
     Raises UsageError, naming what differs, for the charter of another run.
     """
@@ -92,7 +101,10 @@ def agree(
         if not (path / CHARTER).exists():
             return _write(path, dict(sealed), config_yaml)
         present = _parsed(path / CHARTER)
-        added = None if _content(present) == _content(sealed) else _added(present, sealed)
+        before = _amended(present, sealed)
+        if before is not None and not used(charter_mark(present)):
+            return _write(path, before, config_yaml)
+        added = None if _compared(present) == _compared(sealed) else _added(present, sealed)
         if added is None or present.get("hash") != charter_hash(present):
             return require_same(path, sealed)
         amendment = {
@@ -105,6 +117,20 @@ def agree(
         }
         grown = {**_content(sealed), "amendments": [*present.get("amendments", []), amendment]}
         return _write(path, {**grown, "hash": charter_hash(grown)}, config_yaml)
+
+
+def _amended(present: Mapping[str, Any], sealed: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The charter that the last amendment of ``present`` amended, where ``sealed`` is its content."""
+    *earlier, last = present.get("amendments") or [None]
+    if last is None or present.get("hash") != charter_hash(present):
+        return None
+    content = {
+        **_content(sealed),
+        "task": present.get("task"),
+        **({"amendments": earlier} if earlier else {}),
+    }
+    before = {**content, "hash": charter_hash(content)}
+    return before if charter_mark(before) == last["before"] else None
 
 
 def settings_by_mark(charter: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
@@ -121,7 +147,7 @@ def _added(present: Mapping[str, Any], sealed: Mapping[str, Any]) -> list[str] |
     """Settings that ``sealed`` has and ``present`` has not; None where it differs in more than what is added."""
     if "looks" in present or "looks" in sealed:
         return None
-    before, now = _content(present), _content(sealed)
+    before, now = _compared(present), _compared(sealed)
     for name in ("per_task", "seeds", "examples", "settings"):
         if name not in before or name not in now:
             return None
@@ -153,6 +179,17 @@ def _content(charter: Mapping[str, Any]) -> dict[str, Any]:
     content = {key: value for key, value in charter.items() if key not in ("hash", "amendments")}
     # What is read back from a file has lists where the plan may have tuples.
     return json.loads(json.dumps(content))
+
+
+def _compared(charter: Mapping[str, Any]) -> dict[str, Any]:
+    """A charter's content without the place of the prompts, whose hashes stand in it."""
+    content = _content(charter)
+    return {**content, "task": without_path(content.get("task"))}
+
+
+def without_path(config: Any) -> Any:
+    """A part's configuration without the place of its file, where its content is known otherwise."""
+    return {k: v for k, v in config.items() if k != "path"} if isinstance(config, Mapping) else config
 
 
 def _write(path: Path, charter: dict[str, Any], config_yaml: str) -> dict[str, Any]:

@@ -92,7 +92,13 @@ class RunFolder:
                     f"{path} is not empty and not a run folder (no protocol.yaml: put it back if it was one); "
                     "choose another out=DIR"
                 )
-            agreed = agree(path, sealed, config_yaml, lambda present: _count(path, present, plan))
+            agreed = agree(
+                path,
+                sealed,
+                config_yaml,
+                lambda present: _count(path, present, plan),
+                lambda mark: _used(path, mark),
+            )
         return cls(path, agreed, plan)
 
     def start(self) -> None:
@@ -244,7 +250,7 @@ def read_run(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
     # Two processes may have answered the same example; the first file wins.
     frame = frame.drop_duplicates([*UNIT, "setting"], ignore_index=True)
     if charter.get("amendments"):
-        frame = _under_all_settings(frame, charter, path)
+        frame = _under_common_settings(frame, charter)
     planned, held = charter["examples"]["count"], len(frame.drop_duplicates(EXAMPLE))
     if held > planned:
         raise UsageError(
@@ -264,15 +270,16 @@ def _expected(charter: Mapping[str, Any], plan: Mapping[Unit, str] | None = None
     )
 
 
-def _under_all_settings(frame: pd.DataFrame, charter: Mapping[str, Any], path: Path) -> pd.DataFrame:
-    """The examples that were recorded under every setting; those of an extension that is not finished lack some."""
-    held = frame.groupby(EXAMPLE)["setting"].transform("nunique")
-    whole = frame[held == len(charter["settings"])].reset_index(drop=True)
-    if whole.empty:
-        raise MissingError(
-            f"{path} was extended and holds no example under all settings yet; run the sweep again to continue it"
-        )
-    return whole
+def _under_common_settings(frame: pd.DataFrame, charter: Mapping[str, Any]) -> pd.DataFrame:
+    """The records under the settings of the latest charter that every example was recorded under.
+
+    While an extension by settings is not finished, these are the ones from before it: no example is left out.
+    """
+    held = frame.groupby(EXAMPLE)["setting"].agg(set)
+    for settings in settings_by_mark(charter).values():
+        if all(each >= set(settings) for each in held):
+            return frame[frame["setting"].isin(settings)].reset_index(drop=True)
+    return frame
 
 
 def _count(path: Path, charter: Mapping[str, Any], plan: Mapping[Unit, str] | None) -> int:
@@ -280,6 +287,12 @@ def _count(path: Path, charter: Mapping[str, Any], plan: Mapping[Unit, str] | No
     folder = RunFolder(path, dict(charter), plan)
     folder.refresh()
     return len(folder.done)
+
+
+def _used(path: Path, mark: str) -> bool:
+    """Does a record in ``path`` carry the mark of that charter?"""
+    told = f'"charter": "{mark}"'.encode()
+    return any(told in line for file in sorted(path.glob("records-*.jsonl")) for line in file.open("rb"))
 
 
 def _only_scratch(entries: Iterable[Path]) -> bool:

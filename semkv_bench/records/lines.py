@@ -68,8 +68,8 @@ class AppendFile:
 class Expected:
     """What the records of a run must look like.
 
-    settings: those of the charter in force in their order, by its mark, and behind it those of the charters that it
-    amends. prompts: prompt hash of every planned example; None where the plan is not at hand, then ``tasks`` and
+    settings: those of the charter in force, by its mark, and behind it those of the charters that it amends. prompts:
+    prompt hash of every planned example; None where the plan is not at hand, then ``tasks`` and
     ``seeds`` are all that is known of it.
     """
 
@@ -97,21 +97,13 @@ class Expected:
             return f"{named} answered another prompt than the planned one (prompt_hash differs)"
         return None
 
-    def rank(self, record: Mapping[str, Any]) -> int | None:
-        """Place of a record among those of its example; None for a setting that the run does not have."""
-        settings = self.settings[record["charter"]]
-        try:
-            return record.get("turn", 0) * len(settings) + settings.index(record["setting"])
-        except ValueError:
-            return None
-
 
 @dataclass
 class UnitReader:
     """Reads the complete units of one file; every ``read`` goes on behind the last complete one.
 
-    The records of one example under all settings, in all its turns, form a unit, in that order. What a kill left
-    of one is passed over: its example is run again.
+    The records of one example under all settings, in all its turns, form a unit, whatever the order of settings. What a
+    kill left of one is passed over: its example is run again.
     """
 
     path: Path
@@ -150,7 +142,7 @@ class UnitReader:
             ) from error
         if wrong := self.expected.check(record, unit):
             raise UsageError(f"{self.path}, line {number}: {wrong}; {_OTHER_RUN}")
-        if self.expected.rank(record) is None:
+        if record["setting"] not in self.expected.settings[record["charter"]]:
             raise UsageError(
                 f"{self.path}, line {number}: the run has no setting {record['setting']}; remove the lines of its "
                 "example and run the sweep again"
@@ -164,25 +156,32 @@ class _Unit:
 
     expected: Expected
     records: list[dict[str, Any]] = field(default_factory=list)
+    places: set[tuple[int, str]] = field(default_factory=set)
 
     def with_record(self, record: dict[str, Any]) -> "_Unit":
         """This unit with ``record``, or a new one that begins with it where it cannot be the next."""
         if self.records:
             last = self.records[-1]
-            same = all(last.get(name) == record.get(name) for name in (*EXAMPLE, "charter", "of_unit"))
-            if not same or self.expected.rank(record) <= self.expected.rank(last):
-                return _Unit(self.expected, [record])
+            same = all(
+                last.get(name) == record.get(name) for name in (*EXAMPLE, "turns", "charter", "of_unit")
+            )
+            if not same or _place(record) in self.places:
+                return _Unit(self.expected, [record], {_place(record)})
         self.records.append(record)
+        self.places.add(_place(record))
         return self
 
     @property
     def complete(self) -> bool:
         """Is there one record for every setting and turn, or of settings that were added, as many as it says?"""
         first, turns = self.records[0], self.records[0].get("turns", 1)
-        if "of_unit" in first:
-            return len(self.records) == first["of_unit"] * turns
-        planned = len(self.expected.settings[first["charter"]]) * turns
-        return len(self.records) == planned == self.expected.rank(self.records[-1]) + 1
+        settings = first.get("of_unit", len(self.expected.settings[first["charter"]]))
+        return len(self.records) == settings * turns and all(0 <= turn < turns for turn, _ in self.places)
+
+
+def _place(record: Mapping[str, Any]) -> tuple[int, str]:
+    """Turn and setting of a record, which no other of its unit has."""
+    return record.get("turn", 0), record["setting"]
 
 
 def _identity(record: Any) -> Unit:

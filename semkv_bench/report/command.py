@@ -18,6 +18,7 @@ from semkv_bench.records.foreign import read_records
 from semkv_bench.records.prompts import read_prompts
 from semkv_bench.records.runs import RUNS, newest_run
 from semkv_bench.records.schema import EXAMPLE
+from semkv_bench.report.formatting import join
 from semkv_bench.report.served import served_of
 from semkv_bench.report.standing import LookState, last_look
 from semkv_bench.stats import StatsOptions, analyze
@@ -27,7 +28,9 @@ from semkv_bench.sweep.measured import read_measured
 
 __all__ = [
     "analysed_run",
+    "as_fixed",
     "check_out",
+    "extensions_of",
     "given_options",
     "make_import_report",
     "portable",
@@ -120,9 +123,22 @@ def _analysed(source: _Source) -> Report:
         batching=_batching_noise(source.frame) if source.own else None,
         served=served_of(source.context.get("environment") or {}),
         measured=source.measured,
+        warnings=(*result.warnings, *_unfinished(source)),
         options_as_fixed=source.preregistered,
         extensions=source.extensions,
         sequential=standing.described(result.sequential) if standing else None,
+    )
+
+
+def _unfinished(source: _Source) -> tuple[str, ...]:
+    """What an extension that is not finished leaves out."""
+    planned = (source.context.get("protocol") or {}).get("settings", {})
+    left_out = sorted(set(planned) - set(source.frame["setting"])) if source.extensions else []
+    if not left_out:
+        return ()
+    they = "it is" if len(left_out) == 1 else "they are"
+    return (
+        f"the extension by {join(left_out)} is not finished, so {they} left out: run the same sweep again to go on",
     )
 
 
@@ -195,11 +211,10 @@ def _of_run(path: Path, given: dict[str, Any]) -> _Source:
         "seeds": charter["seeds"],
     }
     planned = charter["examples"]["count"] if standing is None else standing.complete_at
-    as_fixed = all(getattr(options, name) == getattr(fixed, name) for name in _DECIDING)
     return _Source(
         frame=frame,
         options=options,
-        preregistered=as_fixed,
+        preregistered=as_fixed(options, fixed),
         chance=charter["chance"],
         context=context,
         out=path,
@@ -208,18 +223,27 @@ def _of_run(path: Path, given: dict[str, Any]) -> _Source:
         prompts=read_prompts(path),
         standing=standing,
         split=charter["hash"],
-        measured=read_measured(path, charter["hash"]),
-        extensions=tuple(_extension(amendment) for amendment in charter.get("amendments", [])),
+        measured=read_measured(path, charter),
+        extensions=extensions_of(charter),
     )
 
 
-def _extension(amendment: Mapping[str, Any]) -> Extension:
-    return Extension(
-        time=amendment["time"],
-        examples=tuple(amendment["examples"]),
-        settings=tuple(amendment["settings"]),
-        recorded=amendment["recorded"],
-        reported=amendment["reported"],
+def as_fixed(options: StatsOptions, fixed: StatsOptions) -> bool:
+    """Is all that verdicts hang on in ``options`` as in those that were fixed beforehand?"""
+    return all(getattr(options, name) == getattr(fixed, name) for name in _DECIDING)
+
+
+def extensions_of(charter: Mapping[str, Any]) -> tuple[Extension, ...]:
+    """What was added to the run of ``charter`` after it was planned."""
+    return tuple(
+        Extension(
+            time=amendment["time"],
+            examples=tuple(amendment["examples"]),
+            settings=tuple(amendment["settings"]),
+            recorded=amendment["recorded"],
+            reported=amendment["reported"],
+        )
+        for amendment in charter.get("amendments", [])
     )
 
 

@@ -1,6 +1,7 @@
 """``semkv-bench compare``: methods of several runs against each other, where the runs differ in nothing else."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,10 @@ from rich.console import Console
 
 from semkv_bench import report
 from semkv_bench.errors import UsageError
-from semkv_bench.records.charter import changes
+from semkv_bench.records.charter import changes, without_path
 from semkv_bench.records.folder import read_run
 from semkv_bench.records.runs import folders_of, short_names
-from semkv_bench.report.command import check_out, portable
+from semkv_bench.report.command import as_fixed, check_out, extensions_of, portable
 from semkv_bench.stats import StatsOptions, analyze
 from semkv_bench.stats.result import Report
 
@@ -46,10 +47,19 @@ def compared(config: DictConfig, given: Mapping[str, Any], console: Console) -> 
     charters = dict(zip(names, (charter for _, charter in runs), strict=True))
     check_comparable(charters, given)
     charter = runs[0][1]
-    fixed = {name: value for name, value in charter["stats"].items() if name != "looks"}
-    options = StatsOptions(**{**fixed, **given})
+    fixed = [_fixed(each) for each in charters.values()]
+    options = replace(fixed[0], **given)
+    beforehand = all(as_fixed(options, each) for each in fixed)
+    extensions = tuple(each for charter in charters.values() for each in extensions_of(charter))
     frame = joined([(name, frame) for name, (frame, _) in zip(names, runs, strict=True)])
-    result = analyze(frame, options, chance=charter["chance"], split=charter["hash"])
+    result = analyze(
+        frame,
+        options,
+        chance=charter["chance"],
+        preregistered=beforehand and not any(each.recorded for each in extensions),
+        split=charter["hash"],
+    )
+    result = replace(result, options_as_fixed=beforehand, extensions=extensions)
     if result.methods is None:
         raise UsageError("the runs hold one method between them; compare takes runs of different quantizers")
     context = {
@@ -61,6 +71,10 @@ def compared(config: DictConfig, given: Mapping[str, Any], console: Console) -> 
     report.show(result, context, console)
     console.print(f"\ncomparison: {written['report.html']}", highlight=False, markup=False, soft_wrap=True)
     return result, out
+
+
+def _fixed(charter: Mapping[str, Any]) -> StatsOptions:
+    return StatsOptions(**{name: value for name, value in charter["stats"].items() if name != "looks"})
 
 
 def check_comparable(charters: Mapping[str, Mapping[str, Any]], given: Mapping[str, Any]) -> None:
@@ -89,10 +103,10 @@ def check_comparable(charters: Mapping[str, Mapping[str, Any]], given: Mapping[s
 
 def _shared(charter: Mapping[str, Any]) -> dict[str, Any]:
     kept = {name: charter[name] for name in _SAME if name in charter}
-    if isinstance(kept.get("model_config"), dict):
-        # The weights' fingerprint says what lies there.
-        kept["model_config"] = {key: value for key, value in kept["model_config"].items() if key != "path"}
-    return kept
+    # Fingerprints of weights and prompts say what lies there.
+    return {
+        name: without_path(kept[name]) if name in ("model_config", "task") else kept[name] for name in kept
+    }
 
 
 def joined(runs: Sequence[tuple[str, pd.DataFrame]]) -> pd.DataFrame:

@@ -147,8 +147,9 @@ def _measured(report: Report) -> Section:
         "measured",
         "Measured in the packed cache",
         points=(
-            f"{clean(found.setting)} on {of}, {found.device}, {found.dtype}: {human_bytes(found.nbytes)} held, "
-            f"{human_bytes(found.plain_nbytes)} in a plain cache.",
+            f"{clean(found.setting)} on {of}, {found.device}, {found.dtype}: {human_bytes(found.nbytes)} held "
+            f"by {'all packed caches together' if found.examples > 1 else 'the packed cache'}, "
+            f"{human_bytes(found.plain_nbytes)} by plain ones.",
             f"Bits per value of the whole cache: {bits_text(found.cache_bits)} measured{beside}; tokens that are not "
             "coded count in 16 bits.",
             f"Decoding: {found.tokens_per_second:.1f} tokens a second packed, "

@@ -102,7 +102,7 @@ def extended_words(report: Report) -> str:
             " and analysed" if extension.reported else ""
         )
         words.append(f"on {extension.time[:10]} {' and '.join(added)}, when {known_then}")
-    return f"the run was extended {'; '.join(words)}"
+    return f"the run was extended {'; '.join(dict.fromkeys(words))}"
 
 
 def subject(report: Report) -> str:

@@ -51,6 +51,7 @@ def export_prompts(config: DictConfig, overrides: Sequence[str], out: Path) -> i
         )
         for example in plan.examples
     ]
+    out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, "\n".join(lines) + "\n")
     write_atomically(_beside(out), yaml.safe_dump({"overrides": list(overrides)}))
     return len(lines)

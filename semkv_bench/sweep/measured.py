@@ -6,6 +6,7 @@ from typing import Any
 
 from semkv_bench.console import human_bytes
 from semkv_bench.files import parse_json
+from semkv_bench.records.charter import MARK_LENGTH, settings_by_mark
 from semkv_bench.stats.result import Measured
 
 __all__ = ["MEASURED", "measured_words", "read_measured"]
@@ -14,11 +15,15 @@ MEASURED = "measure.json"
 _16_BITS = ("float16", "bfloat16")
 
 
-def read_measured(path: Path, charter: str) -> Measured | None:
-    """What was measured on the run in folder ``path``; None where nothing was, or on a run of another ``charter``."""
+def read_measured(path: Path, charter: Mapping[str, Any]) -> Measured | None:
+    """What was measured on the run in folder ``path``; None where nothing was, or on a run of another ``charter``.
+
+    What was measured before the charter was amended counts.
+    """
     try:
         content = parse_json((path / MEASURED).read_bytes())
-        if content["charter"] != charter:
+        known = settings_by_mark(charter).get(content["charter"][:MARK_LENGTH], ())
+        if content["setting"] not in known:
             return None
         smaller, bits = content["times_smaller"], content["cache_bits"]
         speed, same = content["tokens_per_second"], content["answers_as_in_sweep"]
@@ -53,7 +58,8 @@ def measured_words(content: Mapping[str, Any]) -> list[str]:
     wide = "" if content["dtype"] in _16_BITS else f"; here tokens in full are {content['dtype']}"
     lines = [
         f"{content['setting']} on {count} examples of {content['model']}, {content['device']}, {content['dtype']}",
-        f"bytes held: {human_bytes(held['total'])} ({parts}); a plain cache {human_bytes(content['plain_bytes'])}",
+        f"bytes held{', all caches together' if count > 1 else ''}: {human_bytes(held['total'])} ({parts}); "
+        f"by plain ones {human_bytes(content['plain_bytes'])}",
         f"smaller: measured {smaller['measured']:.2f}x, {predicted}; tokens in full counted in 16 bits{wide}",
         f"decoding: {speed['packed']:.1f} tokens a second packed, {speed['plain']:.1f} plain, "
         f"{speed['ratio']:.2f} times as fast",

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 __all__ = ["sweep"]
 
+# What a configuration takes by these keys comes by arguments.
+_ARGUMENTS = frozenset({"model", "quantizer", "methods", "method", "task", "task.path"})
+_ARGUMENT_OF = {"quantizer": "methods", "method": "methods", "task.path": "task"}
+
 Method = str | Sides
 Task = str | Sequence[Mapping[str, Any]]
 
@@ -66,6 +70,10 @@ def sweep(
     named = [method for method in asked if isinstance(method, str)]
     given += [override("methods", named)] if named else []
     more = [overrides] if isinstance(overrides, str) else list(overrides)
+    for key in _ARGUMENTS & {each.partition("=")[0].lstrip("+~") for each in more}:
+        raise UsageError(
+            f"overrides names {key}, for which sweep has the argument {_ARGUMENT_OF.get(key, key)}"
+        )
     config = compose_config("sweep", as_overrides([*given, *more], "sweep"))
     _add_methods(config, named, [method for method in asked if not isinstance(method, str)])
     if isinstance(model, str):
@@ -105,7 +113,6 @@ def _task_overrides(task: Task) -> list[str]:
     if not rows:
         raise UsageError("task is an empty list of prompts")
     text = "".join(_line(number, row) for number, row in enumerate(rows, 1))
-    # Named by its content, so that the same prompts are the same task.
     path = cache_dir() / "prompts" / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.jsonl"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -116,7 +123,9 @@ def _task_overrides(task: Task) -> list[str]:
 def _line(number: int, row: Mapping[str, Any]) -> str:
     """A prompt as a line of JSON; numbers of numpy count as what they hold."""
     try:
-        line = json.dumps(dict(row), ensure_ascii=False, default=lambda value: value.tolist())
+        line = json.dumps(
+            {"task": "prompts", **row}, ensure_ascii=False, default=lambda value: value.tolist()
+        )
         line.encode()
     except (AttributeError, TypeError, ValueError) as error:
         raise UsageError(f"prompt {number} of task is no plain data: {str(error).splitlines()[0]}") from error
@@ -166,7 +175,7 @@ def _default(given: Any) -> Any:
 
 
 def _name_of(model: Any) -> str:
-    return Path(getattr(model.config, "_name_or_path", "") or type(model).__name__).name
+    return Path(getattr(getattr(model, "config", None), "_name_or_path", "") or type(model).__name__).name
 
 
 @contextmanager

@@ -26,7 +26,8 @@ def run(tmp_path, local_folder, capsys):
     out = tmp_path / "run"
 
     def sweep(*given, code=0):
-        assert main(["sweep", *PLAIN, f"model.path={local_folder}", f"out={out}", *given]) == code
+        ended = main(["sweep", *PLAIN, f"model.path={local_folder}", f"out={out}", *given])
+        assert code is None or ended == code
         return capsys.readouterr()
 
     sweep.out = out
@@ -106,7 +107,12 @@ def test_an_extension_that_is_cut_short_goes_on(run):
     lines = file.read_text().splitlines(keepends=True)
     file.write_text("".join(lines[:-1]) + lines[-1][:20])
     frame, _ = read_run(run.out)
-    assert frame["example_id"].nunique() == 1 and frame["setting"].nunique() == 4
+    assert frame["example_id"].nunique() == 2 and set(frame["setting"]) == {"full", "affine-L16"}
+    report = analysed_run(run.out, {})
+    assert (
+        report.n_examples == 2
+        and "extension by affine-L3 and affine-L4 is not finished" in report.warnings[-1]
+    )
     assert "ran 1 examples" in run("grid.levels=[16,4,3]", "per_task=2").out
     assert read_run(run.out)[0].groupby("example_id")["setting"].nunique().tolist() == [4, 4]
 
@@ -155,6 +161,43 @@ def test_what_contradicts_the_protocol_is_refused(run, given):
     said = run("grid.levels=[16,4]", *given, code=UsageError.exit_code).err
     assert "another protocol" in said and said.strip().count("\n") == 0
     assert {path.name: path.read_bytes() for path in run.out.iterdir() if path.suffix != ".lock"} == before
+
+
+def test_the_order_of_settings_is_no_part_of_a_run(run):
+    run("methods=[affine,turboquant]", "grid.levels=[16]", "per_task=2")
+    before = _lines(run.out)
+    said = run("methods=[turboquant,affine]", "grid.levels=[16]", "per_task=2").out
+    assert "nothing left to run" in said and _lines(run.out) == before
+    run("methods=[turboquant,affine]", "grid.levels=[8,16]", "per_task=3")
+    assert _lines(run.out)[: len(before)] == before
+    frame, _ = read_run(run.out)
+    assert len(frame) == 3 * 5 and len(_lines(run.out)) == 3 * 5
+
+
+def test_an_extension_that_nothing_was_recorded_under_is_taken_back(run):
+    run("grid.levels=[16,4]", "per_task=1")
+    run("grid.levels=[16,4]", "per_task=2")
+    kept, charter = _lines(run.out), (run.out / "protocol.yaml").read_bytes()
+    run("grid.levels=[16,4,3]", "per_task=200", "shard=200/200", "engine.noise_examples=0", code=None)
+    for file in run.out.glob("records-*.jsonl"):
+        file.write_text("".join(f"{line}\n" for line in kept) if file.name == "records-0.jsonl" else "")
+    assert (run.out / "protocol.yaml").read_bytes() != charter
+    assert "nothing left to run" in run("grid.levels=[16,4]", "per_task=2").out
+    assert (run.out / "protocol.yaml").read_bytes() == charter
+    run("grid.levels=[16,4]", "per_task=3")
+    assert run("grid.levels=[16,4]", "per_task=2", code=UsageError.exit_code).err
+
+
+@pytest.mark.parametrize("measured_first", [True, False])
+def test_a_measurement_stands_when_the_run_is_extended(run, measured_first):
+    measure = ["measure", str(run.out), "setting=affine-L4", "examples=1"]
+    run("grid.levels=[4]", "per_task=1")
+    if measured_first:
+        assert main(measure) == 0
+    run("grid.levels=[4]", "per_task=2")
+    if not measured_first:
+        assert main(measure) == 0
+    assert analysed_run(run.out, {}).measured.setting == "affine-L4"
 
 
 def test_what_contradicts_is_named_and_not_what_may_grow(run):

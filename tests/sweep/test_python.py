@@ -1,5 +1,6 @@
 """Sweeps, reports and comparisons from Python, of a model in memory."""
 
+import copy
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -8,6 +9,8 @@ import pandas as pd
 import pytest
 import torch
 import yaml
+from hydra import initialize
+from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -121,6 +124,7 @@ def test_runs_are_compared(held, swept, tmp_path, without_figures):
     sb.sweep(*held, **other)
     result = sb.compare([swept["out"], other["out"]], out=tmp_path / "both")
     assert {point.method for point in result.methods.points} >= {"affine", "turboquant"}
+    assert result.preregistered and not sb.compare([swept["out"], other["out"]], margin=0.4).preregistered
     assert (tmp_path / "both" / "report.json").exists()
 
 
@@ -154,6 +158,10 @@ def test_a_command_on_the_run_says_that_its_model_is_gone(swept):
         ({"task": [{"prompt": "\ud83d", "answers": ["!"]}]}, "prompt 1 of task is no plain data"),
         ({"task": [{"prompt": "?", "answers": [object()]}]}, "prompt 1 of task is no plain data"),
         ({"overrides": "nope=1"}, "there is no key 'nope'"),
+        ({"overrides": ["model=llama31"]}, "overrides names model"),
+        ({"overrides": ["quantizer=kivi"]}, "the argument methods"),
+        ({"overrides": ["task=synthetic"]}, "overrides names task"),
+        ({"model": torch.nn.Linear(1, 1)}, "Linear generates no text"),
     ],
 )
 def test_bad_input_is_one_line(held, tmp_path, changes, said):
@@ -162,6 +170,29 @@ def test_bad_input_is_one_line(held, tmp_path, changes, said):
     with pytest.raises(UsageError, match=said) as raised:
         sb.sweep(given.pop("model"), given.pop("tokenizer"), **given)
     assert "\n" not in str(raised.value) and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("part", ["headless", "float64"])
+def test_models_that_cannot_be_swept_are_refused(held, part):
+    model, tokenizer = held
+    other = copy.deepcopy(model).double() if part == "float64" else model.model
+    with pytest.raises(UsageError, match=r"language-model head|is in float64"):
+        sb.sweep(other, tokenizer, task=CAPITALS)
+
+
+def test_a_longer_list_of_prompts_extends_a_run(held, tmp_path):
+    given = {"levels": [4], "out": tmp_path / "run", "overrides": FEW}
+    sb.sweep(*held, task=PROMPTS[:2], **given)
+    sb.sweep(*held, task=PROMPTS, **given)
+    records = sb.read_records(tmp_path / "run")
+    assert set(records["task"]) == {"prompts"} and records["example_id"].nunique() == 3
+
+
+def test_hydra_of_the_caller_is_left_as_it_was(swept):
+    with initialize(version_base="1.3", config_path=None):
+        before = GlobalHydra.instance().hydra
+        sb.report(swept["out"], margin=0.4)
+        assert GlobalHydra.instance().hydra is before
 
 
 def test_numbers_of_numpy_and_frames_are_taken(held, tmp_path):
@@ -201,7 +232,12 @@ def test_a_quantizer_from_inside_a_function_is_refused(held, tmp_path):
     ("places", "said"), [(("meta",), "meta device"), (("cpu", "cuda:0"), "lies on cpu and cuda:0")]
 )
 def test_weights_that_are_nowhere_or_torn_are_refused(places, said):
-    torn = SimpleNamespace(parameters=lambda: [SimpleNamespace(device=place) for place in places])
+    torn = SimpleNamespace(
+        config=None,
+        can_generate=lambda: True,
+        dtype=torch.float32,
+        parameters=lambda: [SimpleNamespace(device=place) for place in places],
+    )
     with pytest.raises(UsageError, match=said):
         ModelInMemory(torn, None, "torn")
 
