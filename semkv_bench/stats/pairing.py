@@ -8,7 +8,7 @@ however many seeds or turns it has, and examples of one cluster come and go toge
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -19,6 +19,7 @@ from scipy.sparse.csgraph import connected_components
 from semkv_bench.errors import UsageError
 from semkv_bench.records.names import DESCRIBED
 from semkv_bench.records.schema import REFERENCE, UNIT
+from semkv_bench.stats.gaps import gaps
 from semkv_bench.stats.options import StatsOptions
 
 __all__ = ["PairedScores", "SettingInfo", "cluster_labels", "pair"]
@@ -26,7 +27,6 @@ __all__ = ["PairedScores", "SettingInfo", "cluster_labels", "pair"]
 _OUTCOMES = ("score", "prediction", "runaway", "kl", "top1_agreement", "new_tokens", "prompt_hash")
 _PARTED = ("parted_at", "parted_by_token", "parted_by_end")
 _RELATIVE = ("kl", "top1_agreement", "agreement", *_PARTED)
-_MOST_NAMED = 3
 _MEASURES = ("score", "runaway", "nll", *_RELATIVE)
 
 
@@ -145,7 +145,7 @@ def pair(frame: pd.DataFrame, options: StatsOptions) -> PairedScores:
     prompts, and for a setting that never read its quantized cache.
     """
     _check_reads(frame)
-    unpaired, missing = _gaps(frame, options)
+    unpaired, missing = gaps(frame, options)
     settings = tuple(_settings(frame))
     names = [info.name for info in settings]
     labels = {"cluster": cluster_labels(frame), "document": cluster_labels(frame, across_tasks=True)}
@@ -280,53 +280,6 @@ def _check_reads(frame: pd.DataFrame) -> None:
             f"setting {never.index[never.to_numpy()][0]} never read its quantized cache (quantized_reads is 0 "
             "everywhere), so its scores measure full precision; check what the protocol quantizes"
         )
-
-
-def _gaps(frame: pd.DataFrame, options: StatsOptions) -> tuple[dict[str, int], dict[str, int]]:
-    """Rows without a partner by setting: those that ``full`` lacks, and those of ``full`` that a setting lacks."""
-    keys = pd.MultiIndex.from_frame(frame[UNIT])
-    reference = keys[(frame["setting"] == REFERENCE).to_numpy()]
-    alone = ~keys.isin(reference)
-    unpaired = {name: int(n) for name, n in frame[alone].groupby("setting").size().items()}
-    lacking = {
-        name: absent
-        for name, rows in frame.groupby("setting").indices.items()
-        if len(absent := reference[~reference.isin(keys[rows])])
-    }
-    if options.unpaired == "error":
-        if unpaired:
-            _refuse_unpaired(frame, frame[alone].iloc[0], unpaired)
-        if lacking:
-            _refuse_missing(lacking, len(reference))
-    return unpaired, {name: len(absent) for name, absent in lacking.items()}
-
-
-def _refuse_unpaired(frame: pd.DataFrame, first: pd.Series, unpaired: dict[str, int]) -> None:
-    name = first["setting"]
-    raise UsageError(
-        f"setting {name} has {unpaired[name]} of {int((frame['setting'] == name).sum())} rows without a partner "
-        f"under {REFERENCE} (first: {_row_words(first[UNIT])}); score those under {REFERENCE} too, or count them as "
-        "lost with stats.unpaired=drop"
-    )
-
-
-def _refuse_missing(lacking: dict[str, pd.MultiIndex], rows: int) -> None:
-    """A row left out may be one in which the setting failed: it must not leave in silence."""
-    named = [
-        f"{name} lacks {len(absent)}" for name, absent in sorted(lacking.items(), key=lambda i: -len(i[1]))
-    ]
-    settings = ", ".join(named[:_MOST_NAMED]) + (
-        f" and {len(named) - _MOST_NAMED} more settings lack some" if len(named) > _MOST_NAMED else ""
-    )
-    first = min(absent[0] for absent in lacking.values())
-    raise UsageError(
-        f"of the {rows} rows of {REFERENCE}, setting {settings} (first: {_row_words(first)}); score those too "
-        "(an answer that failed has score 0), or count them as lost with stats.unpaired=drop"
-    )
-
-
-def _row_words(row: Iterable) -> str:
-    return "task {}, example {}, seed {}, turn {}".format(*row)
 
 
 def _settings(frame: pd.DataFrame) -> list[SettingInfo]:
