@@ -20,6 +20,7 @@ from calibration.figures import draw_figures
 from calibration.intervals import coverage_cell, exact_rates, family_rate, margin_cell
 from calibration.planted import LEVELS, CliffCell, cliff_cell, cliff_cell_at_margin
 from calibration.power import CASES, CURVE, curve, promise
+from calibration.racing import RACED_PLANS, racing_at_margin, racing_cell
 from calibration.samples import CLUSTERED, DEAD, clustered_cell, dead_cell
 from calibration.sequential import PLANS, saving_cell, single_cell
 from calibration.shapes import FEW_COUNT, HARD, SHAPES, truth
@@ -34,6 +35,8 @@ from calibration.tables import (
     margin_table,
     markdown,
     power_table,
+    racing_margin_table,
+    racing_table,
     ranges_table,
     samples_table,
     saving_table,
@@ -53,7 +56,10 @@ SECTIONS = (
     "cliffs_at_margin",
     "sequential_tests",
     "sequential_runs",
+    "racing",
+    "racing_at_margin",
 )
+RACED = ("racing", "racing_at_margin")  # a page of their own, where only these are asked for
 SIZES = (20, 50, 100, 200, 600)
 CLIFF_SIZES = (100, 150, 300, 900)
 FAMILIES = ((1, 0), (4, 0), (7, 0), (12, 0), (4, 8))  # points of the grid and mixed settings
@@ -161,6 +167,28 @@ def sequential_runs(reps: int, quick: bool, seed: int) -> list[dict]:
     ]
 
 
+def racing(reps: int, quick: bool, seed: int) -> list[dict]:
+    """Whole runs on planted cliffs, raced and not."""
+    edges = (3,) if quick else (None, *range(len(LEVELS) - 1))
+    plans = RACED_PLANS[:1] if quick else RACED_PLANS
+    runs = [(score, sizes, edge) for score in ("zero_one", "f1") for sizes in plans for edge in edges]
+    return [
+        racing_cell(*run, reps, np.random.default_rng([seed, 10, number]))
+        for number, run in enumerate(track(runs, description="racing"))
+    ]
+
+
+def racing_margins(reps: int, quick: bool, seed: int) -> list[dict]:
+    """One grid point exactly at the margin: the highest, the middle one, the lowest."""
+    places = (3,) if quick else (0, len(LEVELS) // 2, len(LEVELS) - 1)
+    plans = RACED_PLANS[:1] if quick else RACED_PLANS[:2]
+    runs = [(score, sizes, edge) for score in ("zero_one", "f1") for sizes in plans for edge in places]
+    return [
+        racing_at_margin(*run, reps, np.random.default_rng([seed, 11, number]))
+        for number, run in enumerate(track(runs, description="racing at the margin"))
+    ]
+
+
 def measure(section: str, run: dict, quick: bool) -> dict:
     """The rows of a section, and of what belongs to it."""
     reps, cliff_reps, seed = run["reps"], run["cliff_reps"], run["seed"]
@@ -176,6 +204,8 @@ def measure(section: str, run: dict, quick: bool) -> dict:
         "cliffs_at_margin": lambda: cliffs_at_margin(run["interval_reps"], quick, seed),
         "sequential_tests": lambda: sequential_tests(reps, quick, seed),
         "sequential_runs": lambda: sequential_runs(run["run_reps"], quick, seed),
+        "racing": lambda: racing(run["cliff_reps"], quick, seed),
+        "racing_at_margin": lambda: racing_margins(run["reps"], quick, seed),
     }[section]()
     return {section: rows}
 
@@ -244,8 +274,20 @@ def page(content: dict, run: dict) -> str:
             "## Sequential: whole runs on planted cliffs",
             "Mean over the planted cliffs; the worst rate of at least one false verdict among the settings.",
             saving_table(content["sequential_runs"]),
+            *racing_page(content),
         ]
     )
+
+
+def racing_page(content: dict) -> list[str]:
+    """The tables of raced runs."""
+    return [
+        "## Raced: whole runs on planted cliffs",
+        "Shares of the planned rows, the reference's among them. `degraded` settings leave at the look that shows it.",
+        racing_table(content["racing"]),
+        "## Raced: a grid point exactly at the margin, said at any look",
+        racing_margin_table(content["racing_at_margin"]),
+    ]
 
 
 def write_sections(content: dict, out: Path, run: dict) -> None:
@@ -297,6 +339,14 @@ def main() -> None:
         content |= found
         if args.out:
             write_sections(found, args.out, run)
+    if set(args.sections) <= set(RACED):
+        for section in (section for section in RACED if section not in args.sections):
+            content |= _kept(section, run, args.out)
+        text = "\n\n".join(racing_page(content))
+        print(text)
+        if args.out:
+            (args.out / "racing.md").write_text(f"# Raced runs\n\n{text}\n")
+        return
     for section in (section for section in SECTIONS if section not in args.sections):
         content |= _kept(section, run, args.out)
     text = page(content, run)

@@ -195,7 +195,8 @@ def _compare(given: Given) -> None:
     from semkv_bench.report.compare import compared
 
     options = given_options(config, _changed_stats(given))
-    options.pop("looks", None)
+    for planned in ("looks", "race"):
+        options.pop(planned, None)
     compared(config, options, OUT)
 
 

@@ -14,11 +14,14 @@ from semkv_bench.stats.pairing import SettingInfo
 from semkv_bench.stats.spending import Look
 
 __all__ = [
+    "GRID",
     "LEVELS",
     "CliffCell",
     "PlantedSets",
+    "adjusted_states",
     "cliff_cell",
     "cliff_cell_at_margin",
+    "p_values",
     "plant",
     "planted_name",
     "states_of",
@@ -31,7 +34,7 @@ _NAMES = ("degraded", "open", "holds")
 _RIGHT = 0.7  # answers that are right at first
 # F1: mean score, and what clipping at 0 and 1 (a quarter and 0.35 of the scores) takes from the fifth that is moved.
 _F1_MEAN, _F1_CLIPPED = 0.55, 0.2 * 0.1 * 0.3989423 * (0.35 - 0.25)
-_GRID = [SettingInfo(f"L{levels}", "uniform", "planted", log2(levels), None, None) for levels in LEVELS]
+GRID = [SettingInfo(f"L{levels}", "uniform", "planted", log2(levels), None, None) for levels in LEVELS]
 
 
 @dataclass(frozen=True)
@@ -90,14 +93,26 @@ def states_of(
 
     At a ``look`` the p-values are those over all looks.
     """
+    return adjusted_states(*p_values(sets, options, clusters, look), options)
+
+
+def p_values(
+    sets: PlantedSets, options: StatsOptions, clusters: int, look: Look | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Of no worse and of degraded, [S, R] each, after the first ``clusters`` and not adjusted for many settings."""
     full, tasks = sets.full[:clusters], sets.tasks[:clusters]
     within, below = [], []
     for scores in sets.settings[:, :clusters]:
         m = moments(scores - full, full, tasks, options.average)
         within.append(over_all_looks(p_no_worse(m, options), look))
         below.append(over_all_looks(p_degraded(m, options), look))
-    holds = np.apply_along_axis(adjusted, 0, np.array(within), shares(_GRID)) < options.alpha
-    falls = np.apply_along_axis(adjusted, 0, np.array(below), shares(_GRID, bottom_up=True)) < options.alpha
+    return np.array(within), np.array(below)
+
+
+def adjusted_states(within: np.ndarray, below: np.ndarray, options: StatsOptions) -> np.ndarray:
+    """Verdict codes [S, R] as ``states_of`` gives them, from the p-values of no worse and of degraded."""
+    holds = np.apply_along_axis(adjusted, 0, within, shares(GRID)) < options.alpha
+    falls = np.apply_along_axis(adjusted, 0, below, shares(GRID, bottom_up=True)) < options.alpha
     return np.where(holds, 2, np.where(falls, 0, 1))
 
 

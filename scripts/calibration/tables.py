@@ -209,6 +209,46 @@ def saving_table(cells: list[dict]) -> str:
     return markdown((*head, "worst false equivalent", "worst false degraded"), rows)
 
 
+def racing_table(cells: list[dict]) -> str:
+    """What racing saves beside looks alone, mean over the planted cliffs of a plan, and the worst error rates."""
+    rows = []
+    for score, looks in dict.fromkeys((c["score"], tuple(c["looks"])) for c in cells):
+        mine = [c for c in cells if (c["score"], tuple(c["looks"])) == (score, looks)]
+        means = ("rows_looks", "rows_raced", "right_looks", "right_raced", "other_verdicts")
+        worst = ("wrong_raced", "false_equivalent_raced", "false_degraded_raced")
+        told = [f"{sum(c[name] for c in mine) / len(mine):.3f}" for name in means]
+        rows.append(
+            (score, ", ".join(map(str, looks)), *told, *(f"{max(c[n] for c in mine):.3f}" for n in worst))
+        )
+    head = (
+        "score",
+        "looks",
+        "rows run, looks alone",
+        "rows run, raced",
+        "right, looks alone",
+        "right, raced",
+    )
+    more = ("runs with another verdict", "worst wrong", "worst false equivalent", "worst false degraded")
+    return markdown((*head, *more), rows)
+
+
+def racing_margin_table(cells: list[dict]) -> str:
+    """Claims about a grid point exactly at the margin, at any look, with and without racing."""
+    names = ("holds_looks", "holds_raced", "degraded_looks", "degraded_raced")
+    rows = [
+        (
+            c["score"],
+            ", ".join(map(str, c["looks"])),
+            f"L{c['levels']}",
+            c["reps"],
+            *(f"{c[n]:.3f}" for n in names),
+        )
+        for c in cells
+    ]
+    head = ("score", "looks", "point at the margin", "runs", "said to hold, looks alone", "raced")
+    return markdown((*head, "said to be degraded, looks alone", "raced"), rows)
+
+
 def summary(content: dict) -> list[str]:
     """The worst figures of all sections, one line each."""
     cells, exact, samples = content["coverage"], content["exact"], content["samples"]

@@ -61,6 +61,7 @@ class _Stats:
     unpaired: str = MISSING
     sensitivity: str = MISSING
     looks: list[int] | None = None
+    race: bool = MISSING
     at_bits: list[float] = MISSING
 
 

@@ -1,7 +1,7 @@
 """The sweep's inner loop: one prefill per example, all settings of its cache as rows of one batch."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -16,6 +16,7 @@ from semkv_bench.engine.rows import RowCache
 from semkv_bench.engine.through import read_through
 from semkv_bench.engine.uneven import takes_uneven_rows
 from semkv_bench.errors import SemkvError, UsageError
+from semkv_bench.importance import metric
 from semkv_bench.models.architecture import begins_anew
 from semkv_bench.models.device import memory_total
 from semkv_bench.models.load import LoadedModel
@@ -36,6 +37,20 @@ class Answered:
     references: dict[int, Tensor]
 
 
+@dataclass(frozen=True)
+class PromptsRead:
+    """The last prompt whose keys and values are at hand, and how many tokens of all prompts were fed and reused."""
+
+    ids: tuple[int, ...] = ()
+    document: str = ""
+    fed: int = 0
+    reused: int = 0
+
+    def with_prompt(self, ids: Sequence[int], document: str, kept: int) -> "PromptsRead":
+        """After a prompt of which the first ``kept`` tokens were at hand."""
+        return PromptsRead(tuple(ids), document, self.fed + len(ids) - kept, self.reused + kept)
+
+
 class Engine:
     """Runs requests on one loaded model; buffers are kept from one request to the next."""
 
@@ -44,6 +59,7 @@ class Engine:
         self.options = options
         self.prompt = RowCache(loaded.model.config)
         self.rows = RowCache(loaded.model.config)
+        self._read = PromptsRead()
         # Tried out before attention is intercepted for rows: the trial has none of them.
         _ = loaded.later_calls
 
@@ -81,7 +97,9 @@ class Engine:
             sorted(set().union(*(setting.scored[question] for setting in settings)))
             for question in ("seen", "unseen")
         )
-        prefilled = self.prefill(request.input_ids[:-1], seen, request.seed, unseen, request.context)
+        prefilled = self.prefill(
+            request.input_ids[:-1], seen, request.seed, unseen, request.context, request.document
+        )
         references: dict[int, Tensor] = {}
 
         def run(group: Sequence[Setting]) -> list[list[Outcome]]:
@@ -132,14 +150,25 @@ class Engine:
         seed: int = 0,
         unseen: Sequence[str] = (),
         context: int | None = None,
+        document: str = "",
     ) -> Prefilled:
-        """See ``semkv_bench.engine.prefill``; where memory gives out, in chunks of half as many tokens."""
+        """See ``semkv_bench.engine.prefill``; where memory gives out, in chunks of half as many tokens.
+
+        Where the prompt before was about the same ``document``, what both begin with is not fed again.
+        """
         chunk = self.options.prefill_chunk or len(input_ids)
         if chunk < len(input_ids):
             self._check_parts()
+        kept = self._kept(input_ids, document, (*metrics, *unseen))
+        # What is cut short leaves nothing to go on from.
+        self._read = replace(self._read, ids=(), document="")
         while True:
             try:
-                return prefill(self.loaded, input_ids, metrics, seed, chunk, self.prompt, unseen, context)
+                found = prefill(
+                    self.loaded, input_ids, metrics, seed, chunk, self.prompt, unseen, context, kept
+                )
+                self._read = self._read.with_prompt(input_ids, document, kept)
+                return found
             except (torch.OutOfMemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
                     raise
@@ -150,6 +179,20 @@ class Engine:
                     ) from error
             chunk = max(_SMALLEST_CHUNK, min(chunk, len(input_ids)) // 2)
             self._forget_rows()
+
+    @property
+    def prompts_read(self) -> "PromptsRead":
+        """What was fed of the prompts so far, and what was not fed again."""
+        return self._read
+
+    def _kept(self, ids: Sequence[int], document: str, metrics: Sequence[str]) -> int:
+        """Tokens of the prompt before that ``ids`` begin with and that need not be fed again; one is always fed."""
+        if not document or document != self._read.document or not self.loaded.later_calls.parts:
+            return 0
+        if self.prompt.recurrent or not all(metric(label).replays for label in metrics):
+            return 0
+        pairs = zip(ids[:-1], self._read.ids, strict=False)
+        return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(ids) - 1, len(self._read.ids)))
 
     def _check_parts(self) -> None:
         if not self.loaded.later_calls.parts:

@@ -30,11 +30,13 @@ class Turn:
 class Request(Turn):
     """One prompt to answer under every setting; with ``follow_ups``, a conversation that begins with it.
 
-    context: tokens before the question; None where nobody asks.
+    context: tokens before the question; None where nobody asks. document: equal for requests about one document, whose
+    prompts begin alike; empty: the request stands alone.
     """
 
     seed: int = 0
     context: int | None = None
+    document: str = ""
     follow_ups: tuple[Turn, ...] = ()
 
     @property
@@ -83,6 +85,7 @@ def request_of(example: Example, eos_ids: Sequence[int] = ()) -> Request:
         **_asked(example, eos_ids),
         seed=example.seed,
         context=example.context_tokens,
+        document=f"{example.task}/{example.cluster}" if example.cluster else "",
         follow_ups=tuple(Turn(**_asked(later, eos_ids)) for later in example.follow_ups),
     )
 

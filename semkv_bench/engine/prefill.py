@@ -47,22 +47,24 @@ def prefill(
     cache: RowCache | None = None,
     unseen: Sequence[str] = (),
     context: int | None = None,
+    kept: int = 0,
 ) -> Prefilled:
     """Fill a cache with the keys and values of ``ids``.
 
     metrics: labels of the importance metrics that are taken on the way; seed: of the random one; chunk: tokens per
     forward call, None for all at once; cache: whose buffers are used again, None for a new one; unseen: metrics that
-    are taken of the first ``context`` tokens alone.
+    are taken of the first ``context`` tokens alone; kept: so many of the first tokens are in ``cache`` already and are
+    not fed again, fewer than all, and none where a metric follows the prefill.
     """
     cache = RowCache(loaded.model.config) if cache is None else cache
-    cache.reserve(1, len(ids))
+    cache.resume(kept, len(ids))
     batch = torch.tensor([list(ids)], device=loaded.device)
     parts = ((metrics, len(ids)), (unseen, min(context or len(ids), len(ids))))
     observers = [_observer(loaded, labels, tokens, seed) for labels, tokens in parts]
     with ExitStack() as stack:
         for observer in filter(None, observers):
             stack.enter_context(observer)
-        for begin in range(0, len(ids), chunk or len(ids)):
+        for begin in range(kept, len(ids), chunk or len(ids)):
             part = batch[:, begin : begin + (chunk or len(ids))]
             given = {"input_ids": part, "use_cache": True, loaded.cache_keyword: cache}
             if begin and loaded.later_calls.positions:

@@ -147,6 +147,17 @@ class RowLayer(CacheLayerMixin):
             self.keys = self.values = None
             self.is_initialized = False
 
+    def resume(self, tokens: int, capacity: int, book: list[Row]) -> None:
+        """As ``reserve`` for one row, which keeps the first ``tokens`` tokens of the first row."""
+        kept = None
+        if self.keys.shape[2] < capacity:
+            kept = tuple(side.clone() for side in self.part(0, slice(0, tokens)))
+        self.reserve(1, capacity, book)
+        if kept is not None:
+            for view, states in zip(self.take(tokens, like=tuple(s[None] for s in kept)), kept, strict=True):
+                view[0].copy_(states)
+        self.lengths = [tokens]
+
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Allocate both buffers in the shape, type and device of the first states [rows, heads, tokens, dim]."""
         self.dtype, self.device = key_states.dtype, key_states.device
@@ -357,6 +368,19 @@ class RowCache(Cache):
             layer.reserve(rows, capacity, self.book)
         for layer in self.recurrent.values():
             layer.reserve_states(rows)
+
+    def resume(self, tokens: int, capacity: int) -> None:
+        """Start anew with one row of up to ``capacity`` tokens, which keeps the first row's first ``tokens`` tokens.
+
+        Raises ValueError where states would have to go back.
+        """
+        if not tokens:
+            return self.reserve(1, capacity)
+        if self.recurrent:
+            raise ValueError("recurrent states cannot be rewound")
+        self.book = [Row(0)]
+        for layer in self.attending.values():
+            layer.resume(tokens, capacity, self.book)
 
     def beginning(self, tokens: int, room: int) -> "RowCache":
         """A copy of the first row's first ``tokens`` tokens, with room for more; it has no states."""

@@ -112,7 +112,14 @@ class TransformersSession(Session):
         }
 
     def notes(self) -> dict[str, Any]:
-        """See ``Session``: scales, zeros and norms that float16 could not hold."""
+        """See ``Session``: scales, zeros and norms that float16 could not hold, and prompt tokens not fed again."""
+        return {**self._saturated(), **self._prompts_read()}
+
+    def _prompts_read(self) -> dict[str, Any]:
+        read = self.engine.prompts_read
+        return {"prompt_tokens_fed": read.fed, "prompt_tokens_reused": read.reused} if read.reused else {}
+
+    def _saturated(self) -> dict[str, Any]:
         if backend(self.loaded.device) == "triton":
             # The kernels saturate as the reference does, and do not tell.
             return {"saturated_metadata": None}

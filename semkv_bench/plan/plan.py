@@ -183,7 +183,10 @@ def _charter(config: DictConfig, plan: Plan, stats: StatsOptions) -> dict[str, A
         **_own_code(plan.settings, task, protocol),
     }
     if plan.stages:
-        charter["stats"]["looks"] = list(stats.looks)
+        if stats.looks is not None:
+            charter["stats"]["looks"] = list(stats.looks)
+        if stats.race:
+            charter["stats"]["race"] = True
         charter["looks"] = described(plan.stages)
     return charter
 
@@ -315,7 +318,7 @@ def _decided(config: DictConfig, group: str) -> Any:
 def _sealed(stats: StatsOptions, settings: Sequence[Setting]) -> dict[str, Any]:
     """The options that decide something: the bits of comparisons only where there are methods to compare."""
     sealed = asdict(stats)
-    sealed.pop("looks")
+    del sealed["looks"], sealed["race"]
     at_bits = list(sealed.pop("at_bits"))
     several = len({setting.quantizer for setting in settings if setting.kind == "uniform"}) > 1
     return {**sealed, "at_bits": at_bits} if several else sealed

@@ -4,7 +4,7 @@ import hashlib
 import json
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -33,6 +33,8 @@ class PlannedLook:
 def arrange(examples: Sequence[Example], stats: StatsOptions) -> tuple[PlannedLook, ...]:
     """The stages of a sequential plan, the last one up to its end; none where ``stats`` plans no looks.
 
+    A race without looks has them at a third and two thirds, or none where there are too few examples for that.
+
     An example stays together with its other seeds. Every stage holds the same mixture of tasks and seeds as
     the plan, as far as whole examples allow; which examples come first is random, but follows from their names.
 
@@ -40,7 +42,7 @@ def arrange(examples: Sequence[Example], stats: StatsOptions) -> tuple[PlannedLo
         UsageError: looks beyond the plan, too close together, too early, or before every task has an example.
     """
     if stats.looks is None:
-        return ()
+        return _thirds(examples, stats) if stats.race else ()
     if stats.looks[-1] > len(examples):
         raise UsageError(f"stats.looks={list(stats.looks)} goes beyond the {len(examples)} planned examples")
     clusters = _balanced(examples)
@@ -71,6 +73,16 @@ def arrange(examples: Sequence[Example], stats: StatsOptions) -> tuple[PlannedLo
         stages.append(PlannedLook(units, held[end - 1], end, share))
         before = end
     return tuple(stages)
+
+
+def _thirds(examples: Sequence[Example], stats: StatsOptions) -> tuple[PlannedLook, ...]:
+    size = len(examples)
+    if size < 3:
+        return ()
+    try:
+        return arrange(examples, replace(stats, looks=(size // 3, 2 * size // 3)))
+    except UsageError:
+        return ()
 
 
 def _balanced(examples: Iterable[Example]) -> list[list[Example]]:

@@ -80,9 +80,16 @@ def show_plan(
         console.print(line, markup=False, highlight=False)
     if plan.stages:
         looks = ", ".join(str(stage.examples) for stage in plan.stages)
-        console.print(f"sequential: looks at {looks} examples; stops once all is decided", highlight=False)
+        console.print(f"sequential: looks at {looks} examples; {_look_words(plan)}", highlight=False)
     if warning := too_few(plan):
         console.print(warning, markup=False, highlight=False, style="yellow")
+
+
+def _look_words(plan: Plan) -> str:
+    stats = plan.charter["stats"]
+    leave = "settings shown degraded leave, so rows and times here are the most there can be"
+    words = ["stops once all is decided"] if "looks" in stats else []
+    return "; ".join(words + [leave] * bool(stats.get("race")))
 
 
 def plan_content(

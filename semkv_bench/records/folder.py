@@ -23,6 +23,7 @@ from semkv_bench.records.charter import (
 )
 from semkv_bench.records.lines import AppendFile, Expected, UnitReader
 from semkv_bench.records.prompts import PromptsFile
+from semkv_bench.records.racing import left_settings, planned_at
 from semkv_bench.records.runs import check_run
 from semkv_bench.records.schema import EXAMPLE, UNIT, Unit
 
@@ -54,15 +55,17 @@ class RunFolder:
     Each process writes a ``records-N.jsonl`` and a ``prompts-N.jsonl`` of its own, held by a lock. The records of
     one example under all settings, in all its turns, form a unit; a unit cut short by a kill is taken out and done
     again. Where the charter was amended by settings, an example that lacks them gets a unit of these alone, and is
-    done with it. ``plan`` holds the prompt hash of every planned example, where the plan is known: records of others
-    are refused.
+    done with it; where settings left a raced run at a look (``left``), the units of later examples lack them. ``plan``
+    holds the prompt hash of every planned example, where the plan is known: records of others are refused.
     """
 
     path: Path
     charter: dict[str, Any]
     plan: Mapping[Unit, str] | None = None
     done: set[Unit] = field(default_factory=set)
+    left: dict[str, int] = field(default_factory=dict)
     _held: dict[Unit, set[str]] = field(default_factory=dict)
+    _look: dict[Unit, int | None] = field(default_factory=dict)
     _writer: _Writer | None = None
     _readers: dict[Path, UnitReader] = field(default_factory=dict)
 
@@ -112,19 +115,31 @@ class RunFolder:
         for path in sorted(self.path.glob("records-*.jsonl")):
             reader = self._readers.setdefault(path, UnitReader(path, _expected(self.charter, self.plan)))
             self._learn(reader.read())
+        # Behind the records: what is recorded without a setting was so after the look at which it left.
+        if (
+            self.charter.get("stats", {}).get("race")
+            and (left := left_settings(read_looks(self.path))) != self.left
+        ):
+            self.left = left
+            self._settle(self._held.keys() - self.done)
 
-    def missing(self, unit: Unit) -> tuple[str, ...]:
-        """The settings under which an example is not recorded yet."""
+    def missing(self, unit: Unit, look: int | None = None) -> tuple[str, ...]:
+        """The settings under which an example of ``look`` is yet to be recorded."""
         held = self._held.get(unit, ())
-        return tuple(name for name in self.charter["settings"] if name not in held)
+        planned = planned_at(self._look.get(unit, look), self.charter["settings"], self.left)
+        return tuple(name for name in planned if name not in held)
 
     def _learn(self, units: Iterable[Sequence[Mapping[str, Any]]]) -> None:
+        found = set()
         for records in units:
             unit = tuple(records[0][name] for name in EXAMPLE)
-            held = self._held.setdefault(unit, set())
-            held.update(record["setting"] for record in records)
-            if held >= self.charter["settings"].keys():
-                self.done.add(unit)
+            self._held.setdefault(unit, set()).update(record["setting"] for record in records)
+            self._look[unit] = records[0].get("look")
+            found.add(unit)
+        self._settle(found)
+
+    def _settle(self, units: Iterable[Unit]) -> None:
+        self.done.update(unit for unit in units if not self.missing(unit))
 
     def share(self, pending: Sequence[T]) -> list[T]:
         """``pending`` in the order in which this process should take it.
@@ -219,9 +234,10 @@ def read_looks(path: Path) -> list[dict[str, Any]]:
     try:
         looks = parse_json((path / "looks.json").read_bytes())["looks"]
         whole = [(look["look"], look["stop"], look["reason"]) for look in looks]
+        named = all(isinstance(name, str) for look in looks for name in look.get("leave", []))
     except (OSError, ValueError, KeyError, TypeError):
         return []
-    return looks if [number for number, *_ in whole] == list(range(1, len(whole) + 1)) else []
+    return looks if named and [number for number, *_ in whole] == list(range(1, len(whole) + 1)) else []
 
 
 def write_looks(path: Path, looks: Sequence[Mapping[str, Any]]) -> None:

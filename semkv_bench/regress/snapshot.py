@@ -102,9 +102,13 @@ def from_run(
 
     seeded: does the seed change what is stored (``Setting.seeded`` of any setting)?
 
-    Raises UsageError for records that cannot be analysed.
+    Raises UsageError for records that cannot be analysed, and for a run whose settings differ in their examples.
     """
     options = StatsOptions(**charter["stats"])
+    if options.race:
+        raise UsageError(
+            "a raced run has settings that left early; regress compares whole runs: stats.race=false"
+        )
     report = analyze(frame, options, chance=charter["chance"], preregistered=True)
     rows = {row.setting: row for row in report.settings}
     kept = ("kind", "quantizer", *_BITS, "verdict")

@@ -43,6 +43,10 @@ __all__ = [
 _DECIDING = ("margin", "alpha", "average", "confidence", "seed", "unpaired", "sensitivity", "at_bits")
 
 
+# What sessions of a run add up to.
+_SUMMED = ("seconds", "prompt_tokens_fed", "prompt_tokens_reused")
+
+
 @dataclass(frozen=True)
 class _Source:
     frame: pd.DataFrame
@@ -78,8 +82,7 @@ def reported(config: DictConfig, changed: Collection[str], console: Console) -> 
 
 def make_import_report(frame: pd.DataFrame, kind: str, config: DictConfig, console: Console) -> Path:
     """The report of logs that another harness left; ``kind`` is their format. Returns the folder that was written."""
-    if config.stats.looks is not None:
-        raise UsageError("stats.looks plans a sweep; scores from elsewhere are looked at once")
+    _check_planless(config)
     out = Path(f"{kind}-report") if config.out is None else Path(config.out).expanduser()
     check_out(out)
     source = _Source(frame, stats_options(config), False, {}, {"source": f"logs of {kind}"}, out)
@@ -198,6 +201,8 @@ def _of_run(path: Path, given: dict[str, Any]) -> _Source:
     # All options given at once hold looks too, as null; those of the run stand.
     if given.pop("looks", None) is not None:
         raise UsageError("stats.looks is fixed by sweep, before the first record; leave it out")
+    if given.pop("race", False) and not charter["stats"].get("race"):
+        raise UsageError("stats.race is fixed by sweep, before the first record; leave it out")
     standing = last_look(path, frame, charter)
     frame = frame if standing is None else standing.frame
     fixed = StatsOptions(**charter["stats"])
@@ -248,13 +253,18 @@ def extensions_of(charter: Mapping[str, Any]) -> tuple[Extension, ...]:
 
 
 def _foreign(config: DictConfig) -> _Source:
-    if config.stats.looks is not None:
-        raise UsageError("stats.looks plans a sweep; scores from elsewhere are looked at once")
+    _check_planless(config)
     path = Path(config.records).expanduser()
     out = path.with_name(f"{path.stem}-report") if config.out is None else Path(config.out).expanduser()
     check_out(out)
     frame = read_records(path, model=config.records_model)
     return _Source(frame, stats_options(config), False, {}, {"source": portable(path)}, out)
+
+
+def _check_planless(config: DictConfig) -> None:
+    if config.stats.looks is not None or config.stats.race:
+        name = "looks" if config.stats.looks is not None else "race"
+        raise UsageError(f"stats.{name} plans a sweep; scores from elsewhere are looked at once")
 
 
 def portable(path: Path) -> str:
@@ -309,7 +319,7 @@ def _environment(sessions: list[dict[str, Any]]) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for session in sessions:
         for name, value in session.items():
-            if name == "seconds":
+            if name in _SUMMED:
                 merged[name] = round(merged.get(name, 0) + value, 1)
             elif name == "finished" or name not in merged:
                 merged[name] = value

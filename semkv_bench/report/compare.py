@@ -81,9 +81,10 @@ def check_comparable(charters: Mapping[str, Mapping[str, Any]], given: Mapping[s
     """Raise UsageError, naming what differs, unless all ``charters``, by the name of their run, may be compared."""
     (first, mine), *others = charters.items()
     for name, charter in charters.items():
-        if "looks" in charter["stats"]:
+        if "looks" in charter:
+            ends = "whose settings leave" if charter["stats"].get("race") else "which ends"
             raise UsageError(
-                f"{name} is a sequential run, which ends when its own methods are decided; compare whole runs"
+                f"{name} is a sequential run, {ends} when its own methods are decided; compare whole runs"
             )
     for name, theirs in others:
         differ = list(changes(_shared(mine), _shared(theirs), where=(f"in {first}", f"in {name}")))

@@ -207,10 +207,28 @@ def _sequential(report: Report) -> str:
         words = f"This is a sequential run at {place}"
     if run.reason:
         words += f": {clean(run.reason)}"
+    if run.raced and known(run.run_rows):
+        words += f". {_raced(report)}"
     return (
         f"{words}. Its looks were fixed before the first record; p-values and intervals hold over all of them. "
         f"By this look {run.alpha_spent:.2g} of alpha {report.alpha:g} was spent, and a single test had to "
         f"pass at {run.alpha_at_look:.2g}."
+    )
+
+
+def _raced(report: Report) -> str:
+    """Which settings left a raced run where, and how many rows that saved."""
+    run = report.sequential
+    left: dict[int, list[str]] = {}
+    for row in report.settings:
+        if row.left_at_look is not None:
+            left.setdefault(row.left_at_look, []).append(clean(row.setting))
+    places = "; ".join(f"{', '.join(names)} at look {look}" for look, names in sorted(left.items()))
+    if not places:
+        return "No setting has left it yet"
+    return (
+        f"Settings shown degraded left it: {places}; {count(run.run_rows)} of {count(run.planned_rows)} rows were run, "
+        "and their figures are those of the examples up to there"
     )
 
 

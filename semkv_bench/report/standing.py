@@ -8,6 +8,7 @@ import pandas as pd
 
 from semkv_bench.plan.stages import _look
 from semkv_bench.records.folder import read_looks
+from semkv_bench.records.racing import done_examples, left_settings, planned_rows
 from semkv_bench.records.schema import EXAMPLE
 from semkv_bench.stats.result import Sequential
 from semkv_bench.stats.spending import Look
@@ -41,7 +42,8 @@ def last_look(path: Path, frame: pd.DataFrame, charter: dict[str, Any]) -> LookS
     refuse_other_looks(path, frame, charter)
     taken = read_looks(path)
     stop = next((look for look in taken if look["stop"]), None)
-    units = frame.drop_duplicates(EXAMPLE)
+    left = left_settings(taken)
+    units = done_examples(frame, charter["settings"], left)
     whole = [
         int((units["look"] <= n).sum()) >= look["examples"] for n, look in enumerate(charter["looks"], 1)
     ]
@@ -59,6 +61,10 @@ def last_look(path: Path, frame: pd.DataFrame, charter: dict[str, Any]) -> LookS
     if number:
         look = _look(charter, number)
         sample = frame[frame["look"] <= number].reset_index(drop=True)
+        if charter["stats"].get("race"):
+            sample = planned_rows(frame, left, number)
+            facts["planned_rows"] = look.examples[number - 1] * len(charter["settings"])
+            facts["run_rows"] = len(sample.drop_duplicates([*EXAMPLE, "setting"]))
         return LookState(look, sample, look.examples[number - 1] if stop else total, facts)
     planned = _look(charter, 1)
     share = min(len(units) / planned.examples[0], 0.999) * planned.times[0]

@@ -10,7 +10,6 @@ from functools import partial
 import numpy as np
 import pandas as pd
 
-from semkv_bench.errors import UsageError
 from semkv_bench.records.normalize import normalize
 from semkv_bench.records.schema import REFERENCE
 from semkv_bench.stats.allocations import allocated
@@ -22,17 +21,17 @@ from semkv_bench.stats.equivalence import (
     clusters_needed,
     difference_moments,
     intervals,
-    judge,
     reference_moments,
 )
 from semkv_bench.stats.further import NO_ENDS, Ends
-from semkv_bench.stats.guarded import guarded_interval, moments, score_interval, task_weights
+from semkv_bench.stats.guarded import guarded_interval, moments, score_interval
 from semkv_bench.stats.lengths import by_length, length_trend
 from semkv_bench.stats.methods import compared_methods
 from semkv_bench.stats.operating_point import candidates, choose, confirm, interval_of_choice
 from semkv_bench.stats.options import StatsOptions
 from semkv_bench.stats.pairing import PairedScores, pair
 from semkv_bench.stats.power import residuals, seen_drops
+from semkv_bench.stats.racing import judged
 from semkv_bench.stats.result import (
     Assay,
     Cliff,
@@ -44,13 +43,12 @@ from semkv_bench.stats.result import (
     TaskResult,
 )
 from semkv_bench.stats.runaway import exact_mcnemar, paired_counts
-from semkv_bench.stats.sensitivity import reacting_tasks
 from semkv_bench.stats.spending import Look, spent
 from semkv_bench.stats.texts import text_results
 from semkv_bench.stats.turns import recorded_units
 from semkv_bench.stats.witnesses import average_of, witnesses
 
-__all__ = ["analyze", "chance_level"]
+__all__ = ["analyze"]
 
 
 def analyze(
@@ -75,12 +73,10 @@ def analyze(
     """
     options = options or StatsOptions()
     records = normalize(frame)
-    whole = pair(records, options)
-    reacting = reacting_tasks(whole, options, chance or {})
-    paired = reacting.paired
-    judged = records[~records["task"].isin(reacting.dead)].reset_index(drop=True)
-    guess = chance_level(paired, options, chance or {})
-    judgement = judge(paired, options, guess, look=look)
+    found = judged(records, options, chance or {}, look)
+    whole, paired, dead = found.whole, found.paired, found.reacting.dead
+    alive = records[~records["task"].isin(dead)].reset_index(drop=True)
+    guess, judgement = found.guess, found.judgement
     resampled = resample_means(
         paired.differences, paired.tasks, options.average, options.resamples, options.seed, paired.sizes
     )
@@ -106,7 +102,7 @@ def analyze(
         n_repeats_collapsed=whole.repeats,
         n_clusters=whole.n_clusters,
         preregistered=bool(preregistered),
-        assay=_assay(judgement, guess, paired, reacting.dead),
+        assay=_assay(judgement, guess, paired, dead),
         settings=settings,
         tasks=_tasks(whole, options, look),
         cliff=cliffs[_main_quantizer(paired) or ""],
@@ -118,31 +114,18 @@ def analyze(
         texts=text_results(whole, options),
         depths=_depths(records, options, look),
         lengths=by_length(
-            judged,
+            alive,
             options,
             chance or {},
             guess,
             _main_quantizer(paired),
-            partial(_one_task, options=options),
+            partial(_one_task, options=options, look=look),
             look,
         ),
-        length_trend=length_trend(judged, paired, options, look),
+        length_trend=length_trend(alive, paired, options, look),
         methods=compared_methods(paired, settings, options, look),
-        **comparisons(judged, paired, options, look) | {"n_units_recorded": recorded_units(records)},
+        **comparisons(alive, paired, options, look) | {"n_units_recorded": recorded_units(records)},
     )
-
-
-def chance_level(paired: PairedScores, options: StatsOptions, chance: Mapping[str, float]) -> float:
-    """Score of guessing, 0 to 1, averaged over tasks as the scores are; ``chance`` by task, 0 where it says nothing.
-
-    Raises UsageError for a level outside 0..1.
-    """
-    for task, value in chance.items():
-        if not isinstance(value, (int, float)) or not 0 <= value <= 1:
-            raise UsageError(f"chance level of task {task} must lie in 0..1, got {value!r}")
-    counts = np.bincount(paired.tasks, minlength=len(paired.task_names)).astype(float)[:, None]
-    weights = task_weights(counts, options.average)[:, 0]
-    return math.fsum(w * float(chance.get(t, 0.0)) for w, t in zip(weights, paired.task_names, strict=True))
 
 
 def _only(records: pd.DataFrame, name: str) -> str | None:
@@ -185,10 +168,10 @@ def _settings(
     look: Look | None,
 ) -> tuple[SettingResult, ...]:
     scores = reference_moments(paired, options.average)
-    confidence = options.confidence if look is None else look.confidence(options.confidence)
+    confidence = paired.confidence(options.confidence, look)
     low, high = score_interval(scores, confidence)
     score_ci = (np.clip(low, 0, 1), np.clip(high, 0, 1))
-    shown = intervals(judgement.moments, options, look)
+    shown = intervals(paired, judgement.moments, options, look)
     shown["bootstrap_ci"] = percentile_interval(resampled, options.confidence)
     allocations = {each.index: each.description() for each in allocated(paired.settings)}
     drops = seen_drops(paired, judgement, options, look)
@@ -219,11 +202,18 @@ def _settings(
             **_comparison(paired, judgement, shown, options, i, look),
             **beside[i],
             allocation=allocations.get(i),
+            left_at_look=_left_at(paired, look, i),
             detectable_drop=drops[i],
             residual=left[i],
         )
         for i, info in enumerate(paired.settings)
     )
+
+
+def _left_at(paired: PairedScores, look: Look | None, i: int) -> int | None:
+    """Number of the look at which a setting left a raced run; None where it is run to its end."""
+    early = look is not None and paired.last_look is not None and paired.last_look[i] < look.number
+    return int(paired.last_look[i]) if early else None
 
 
 _CLAIMS = ("p_no_worse", "p_equivalence", "p_degraded")
@@ -264,19 +254,18 @@ DEPTHS = ("first third", "middle third", "last third")
 def _tasks(
     paired: PairedScores, options: StatsOptions, look: Look | None
 ) -> dict[str, dict[str, TaskResult]]:
-    confidence = options.confidence if look is None else look.confidence(options.confidence)
     return {
-        task: _one_task(paired.take(np.flatnonzero(paired.tasks == code)), options, confidence)
+        task: _one_task(paired.take(np.flatnonzero(paired.tasks == code)), options, look)
         for code, task in enumerate(paired.task_names)
     }
 
 
-def _one_task(part: PairedScores, options: StatsOptions, confidence: float) -> dict[str, TaskResult]:
+def _one_task(part: PairedScores, options: StatsOptions, look: Look | None) -> dict[str, TaskResult]:
     """Scores of all clusters of ``part`` as if they were of one task."""
     here = np.flatnonzero(~np.isnan(part.measures["score"]).all(axis=0))
     single = np.zeros(len(part.tasks), dtype=int)
     m = difference_moments(replace(part, tasks=single), options.average, here)
-    bounds = guarded_interval(m, confidence)
+    bounds = guarded_interval(m, part.confidence(options.confidence, look)[here])
     scores = part.measures["score"][:, here]
     averages = moments(scores, scores, single, options.average, sizes=part.sizes).mean
     return {
@@ -302,12 +291,11 @@ def _depths(
     listed = records["depths"].map(lambda depths: isinstance(depths, (list, tuple)) and len(depths) > 0)
     mean = records["depths"].where(listed).map(np.mean, na_action="ignore").astype(float)
     third = (mean * len(DEPTHS)).clip(upper=len(DEPTHS) - 1) // 1
-    confidence = options.confidence if look is None else look.confidence(options.confidence)
     found = {}
     for number, name in enumerate(DEPTHS):
         part = records[third == number]
         if len(part):
-            found[name] = _one_task(pair(part.reset_index(drop=True), options), options, confidence)
+            found[name] = _one_task(pair(part.reset_index(drop=True), options), options, look)
     return found or None
 
 
@@ -332,6 +320,7 @@ def _sequential(look: Look, options: StatsOptions) -> Sequential:
         information=tuple(look.times),
         alpha_spent=spent(options.alpha, look.so_far[-1]),
         alpha_at_look=look.level(options.alpha),
+        raced=options.race,
     )
 
 
@@ -381,7 +370,8 @@ def _warnings(paired: PairedScores) -> tuple[str, ...]:
     noun = "examples" if paired.evidence[:, 0].sum() == whole else "clusters"
     for i, info in enumerate(paired.settings[1:], start=1):
         have = int((~np.isnan(paired.measures["score"][:, i])).sum())
-        if have < clusters:
+        raced = paired.last_look is not None and paired.last_look[i] < paired.last_look[0]
+        if have < clusters and not raced:
             found.append(f"{info.name} covers {have} of {clusters} {noun}")
         if paired.unpaired.get(info.name):
             found.append(f"{info.name}: {paired.unpaired[info.name]} rows have no partner under {REFERENCE}")

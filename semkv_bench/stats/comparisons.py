@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from semkv_bench.stats.allocations import Allocated, allocated
-from semkv_bench.stats.contrast import Arm, Contrast, arm_of, contrast_of
+from semkv_bench.stats.contrast import Arm, Contrast, arm_of, contrast_of, line_between
 from semkv_bench.stats.further import NO_ENDS, Deletion, Interpolation
 from semkv_bench.stats.multiplicity import holm
 from semkv_bench.stats.options import StatsOptions
@@ -66,8 +66,7 @@ def interpolation(
 
     def mix_and_line(scores: PairedScores) -> tuple[Arm, Arm]:
         high, low = both_ends(scores)
-        line = Arm(_mixed(high.scores, low.scores, share), _mixed(high.references, low.references, share))
-        return arm_of(scores, [mix.index for mix in mixes]), line
+        return arm_of(scores, [mix.index for mix in mixes]), line_between(high, low, share)
 
     result = contrast_of(paired, mix_and_line, options, look)
     apart = contrast_of(paired, both_ends, options, look)
@@ -91,10 +90,6 @@ def interpolation(
         )
         for k, (mix, top, bottom) in enumerate(ends)
     )
-
-
-def _mixed(high: np.ndarray, low: np.ndarray, share: np.ndarray) -> np.ndarray:
-    return share * high + (1 - share) * low
 
 
 def _end(paired: PairedScores, mix: Allocated, levels: int, share: float) -> int | None:

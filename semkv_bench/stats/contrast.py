@@ -14,17 +14,21 @@ from semkv_bench.stats.options import StatsOptions
 from semkv_bench.stats.pairing import PairedScores
 from semkv_bench.stats.spending import Look
 
-__all__ = ["Arm", "Contrast", "also_with_losses", "arm_of", "contrast", "contrast_of"]
+__all__ = ["Arm", "Contrast", "also_with_losses", "arm_of", "contrast", "contrast_of", "line_between"]
 
 _CHUNK = 1000
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One side of a comparison per column: cluster scores and the reference's over the same rows, [N, K]."""
+    """One side of a comparison per column: cluster scores and the reference's over the same rows, [N, K].
+
+    last_look: number of the last look that each column is planned for, [K], where settings may leave a run early.
+    """
 
     scores: np.ndarray
     references: np.ndarray
+    last_look: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,21 @@ class Contrast:
 
 def arm_of(paired: PairedScores, columns: list[int]) -> Arm:
     """The settings ``columns`` as one side, K columns."""
-    return Arm(paired.measures["score"][:, columns], paired.references["score"][:, columns])
+    last = None if paired.last_look is None else paired.last_look[columns]
+    return Arm(paired.measures["score"][:, columns], paired.references["score"][:, columns], last)
+
+
+def line_between(high: Arm, low: Arm, share: np.ndarray) -> Arm:
+    """What a ``share`` [K] of the examples under ``high`` and the others under ``low`` would score."""
+    scores, references = (
+        share * getattr(high, name) + (1 - share) * getattr(low, name) for name in ("scores", "references")
+    )
+    return Arm(scores, references, _earlier(high, low))
+
+
+def _earlier(first: Arm, second: Arm) -> np.ndarray | None:
+    """The last look that both sides are planned for: beyond it there is nothing to compare."""
+    return None if first.last_look is None else np.minimum(first.last_look, second.last_look)
 
 
 def contrast(
@@ -75,7 +93,8 @@ def contrast(
 
     The guarded interval tells a loss from a gain: it is made for a setting against its reference. Here either
     side may be the better one, so both directions are formed and the wider bound and the larger p are taken.
-    At a ``look`` of a sequential run all holds over all looks.
+    At a ``look`` of a sequential run all holds over all looks; a column of which a side left earlier is judged at the
+    look at which it left.
     """
     total = first.scores.shape[1]
     starts = range(0, total, _CHUNK)
@@ -121,7 +140,9 @@ def _fields(part: Contrast) -> tuple[str, ...]:
 
 
 def _cut(side: Arm, start: int) -> Arm:
-    return Arm(side.scores[:, start : start + _CHUNK], side.references[:, start : start + _CHUNK])
+    part = slice(start, start + _CHUNK)
+    last = None if side.last_look is None else side.last_look[part]
+    return Arm(side.scores[:, part], side.references[:, part], last)
 
 
 def _contrast(
@@ -146,7 +167,9 @@ def _contrast(
     one, two = (np.where(np.isnan(difference), np.nan, side.scores[:, here]) for side in (first, second))
     forth = moments(difference, two, tasks, options.average, **clusters)
     back = moments(-difference, one, tasks, options.average, **clusters)
-    confidence = options.confidence if look is None else look.confidence(options.confidence)
+    last = _earlier(first, second)
+    looks = look if look is None or last is None else look.at(last[here])
+    confidence = options.confidence if looks is None else looks.confidence(options.confidence)
     low, high = guarded_interval(forth, confidence)
     back_low, back_high = guarded_interval(back, confidence)
     above = np.maximum(p_above(forth, 0.0), p_below(back, 0.0))
@@ -158,6 +181,6 @@ def _contrast(
     out["second"][here] = moments(two, two, tasks, options.average, **clusters).mean
     out["mean"][here] = forth.mean
     out["low"][here], out["high"][here] = np.minimum(low, -back_high), np.maximum(high, -back_low)
-    out["p_difference"][here] = np.minimum(1.0, 2 * over_all_looks(np.minimum(above, below), look))
-    out["p_equivalence"][here] = over_all_looks(within, look)
+    out["p_difference"][here] = np.minimum(1.0, 2 * over_all_looks(np.minimum(above, below), looks))
+    out["p_equivalence"][here] = over_all_looks(within, looks)
     return Contrast(**out)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,7 +22,7 @@ from semkv_bench.stats.guarded import (
 from semkv_bench.stats.multiplicity import Shares, adjusted, holm, shares, weight_reached
 from semkv_bench.stats.options import StatsOptions
 from semkv_bench.stats.pairing import PairedScores
-from semkv_bench.stats.spending import Look
+from semkv_bench.stats.spending import Look, Looks
 
 __all__ = [
     "HOLDS",
@@ -51,6 +51,7 @@ class Judgement:
     asking whether this measurement could have seen a loss at all. ``family`` marks the settings whose tests
     are adjusted together, ``lacking`` those of which rows are missing, ``top_down`` and ``bottom_up`` how they share
     alpha.
+    ``over_looks`` [3, S] are the p-values of no worse, no better and degraded before they are adjusted, over all looks.
     ``grown`` keeps what was worked out for larger samples: p-values of the family, by (holds, how much larger).
     """
 
@@ -73,6 +74,7 @@ class Judgement:
     reference_works: bool
     positive_control: str | None
     too_few: bool
+    over_looks: np.ndarray
     grown: dict[tuple[bool, float], np.ndarray] = field(default_factory=dict)
 
 
@@ -103,23 +105,32 @@ def judge(
     *,
     adjust: bool = True,
     look: Look | None = None,
+    before: Mapping[str, np.ndarray] | None = None,
 ) -> Judgement:
     """Test every setting against the reference and decide.
 
     ``chance`` is the average score that a guess without the prompt would reach. Repeats of the reference
     (kind full) are judged, but belong to no family of tests. Without ``adjust`` every setting is tested at
     ``alpha`` by itself, which is enough for a choice that other examples then confirm. At a ``look`` of a
-    sequential run the p-values other than the raw ones are those over all looks.
+    sequential run the p-values other than the raw ones are those over all looks. ``before`` are ``over_looks`` of
+    settings by name as an earlier look of a raced run had them: what was shown there stays shown.
     """
     m = difference_moments(paired, options.average)
     lost, won, deg = (_p_value(test, m, paired, options) for test in (p_no_worse, p_no_better, p_degraded))
     for column, p in paired.chosen_by.items():
         deg[column] = max(deg[column], p)
-    p_diff = np.minimum(1.0, 2 * over_all_looks(np.minimum(p_below(m, 0.0), p_above(m, 0.0)), look))
+    looks = paired.looks(look)
+    p_diff = np.minimum(1.0, 2 * over_all_looks(np.minimum(p_below(m, 0.0), p_above(m, 0.0)), looks))
     family = np.array([info.kind != "full" for info in paired.settings])
     tested = [info for info in paired.settings if info.kind != "full"]
     top_down, bottom_up = shares(tested), shares(tested, bottom_up=True)
-    no_worse, no_better, falls = (over_all_looks(p, look) for p in (lost, won, deg))
+    no_worse, no_better, falls = (over_all_looks(p, looks) for p in (lost, won, deg))
+    for i, info in enumerate(paired.settings):
+        if before and info.name in before:
+            falls[i] = min(falls[i], before[info.name][2])
+            if paired.last_look is not None and paired.last_look[i] < look.number:
+                no_worse[i], no_better[i] = before[info.name][:2]
+    over_looks = np.stack([no_worse, no_better, falls])
     if adjust:
         no_worse[family] = adjusted(no_worse[family], top_down)
         no_better[family] = holm(no_better[family])
@@ -163,6 +174,7 @@ def judge(
         reference_works=works,
         positive_control=control if works else None,
         too_few=too_few,
+        over_looks=over_looks,
     )
 
 
@@ -196,7 +208,7 @@ def p_degraded(m: Moments, options: StatsOptions) -> np.ndarray:
     return np.maximum(p_below(m, -options.margin), p_unseen_gains(m, options.margin))
 
 
-def over_all_looks(p: np.ndarray, look: Look | None) -> np.ndarray:
+def over_all_looks(p: np.ndarray, look: Look | Looks | None) -> np.ndarray:
     """A copy of one-sided ``p``, made to hold over all looks where there is a ``look``."""
     return p.copy() if look is None else look.over_all_looks(p)
 
@@ -269,13 +281,11 @@ def clusters_needed(
 
 
 def intervals(
-    m: Moments, options: StatsOptions, look: Look | None = None
+    paired: PairedScores, m: Moments, options: StatsOptions, look: Look | None = None
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """The deciding interval at the shown confidence, and at the level of the two one-sided tests.
 
     At a ``look`` both are widened so that they hold over all looks.
     """
     levels = {"diff_ci": options.confidence, "equivalence_ci": 1 - 2 * options.alpha}
-    if look is not None:
-        levels = {name: look.confidence(level) for name, level in levels.items()}
-    return {name: guarded_interval(m, level) for name, level in levels.items()}
+    return {name: guarded_interval(m, paired.confidence(level, look)) for name, level in levels.items()}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
 import pandas as pd
 
 from semkv_bench.errors import UsageError
+from semkv_bench.records.racing import LAST_LOOK
 from semkv_bench.records.schema import REFERENCE, UNIT
 from semkv_bench.stats.options import StatsOptions
 
@@ -16,15 +18,25 @@ _MOST_NAMED = 3
 
 
 def gaps(frame: pd.DataFrame, options: StatsOptions) -> tuple[dict[str, int], dict[str, int]]:
-    """Rows without a partner by setting: those that ``full`` lacks, and those of ``full`` that a setting lacks."""
+    """Rows without a partner by setting: those that ``full`` lacks, and those of ``full`` that a setting lacks.
+
+    A setting that left a raced run lacks none of the examples that came after.
+    """
     keys = pd.MultiIndex.from_frame(frame[UNIT])
-    reference = keys[(frame["setting"] == REFERENCE).to_numpy()]
+    whole = (frame["setting"] == REFERENCE).to_numpy()
+    reference = keys[whole]
+    raced = options.race and LAST_LOOK in frame
+    look = frame["look"].to_numpy()[whole] if raced else None
+
+    def planned(rows: np.ndarray) -> pd.MultiIndex:
+        return reference[look <= frame[LAST_LOOK].to_numpy()[rows[0]]] if raced else reference
+
     alone = ~keys.isin(reference)
     unpaired = {name: int(n) for name, n in frame[alone].groupby("setting").size().items()}
     lacking = {
         name: absent
         for name, rows in frame.groupby("setting").indices.items()
-        if len(absent := reference[~reference.isin(keys[rows])])
+        if len(absent := (wanted := planned(rows))[~wanted.isin(keys[rows])])
     }
     if options.unpaired == "error":
         if unpaired:

@@ -51,9 +51,8 @@ def by_length(
     """What a run of one length alone would say, for every length: no alpha is shared between them.
 
     guess: the score of a guess. quantizer: whose grid the cliff is looked for in. rows_of: scores and differences by
-    setting, of paired scores and a ``confidence``.
+    setting, of paired scores.
     """
-    confidence = options.confidence if look is None else look.confidence(options.confidence)
     found = []
     for length in recorded_lengths(records):
         part = records[_lengths(records) == length].reset_index(drop=True)
@@ -71,7 +70,7 @@ def by_length(
                 cliff=cliff_of(grid, judgement, resampled, options, quantizer),
                 operating_point=None if point is None else point.name,
                 cache_bits=None if point is None else point.cache_bits,
-                settings=rows_of(paired, confidence=confidence),
+                settings=rows_of(paired),
             )
         )
     return tuple(found)
@@ -88,12 +87,14 @@ def length_trend(
     """
     if not recorded_lengths(records):
         return ()
-    confidence = options.confidence if look is None else look.confidence(options.confidence)
+    confidence = dict(
+        zip([i.name for i in paired.settings], paired.confidence(options.confidence, look), strict=True)
+    )
     labelled = records.assign(cluster=cluster_labels(records), length=_lengths(records))
     scores = labelled.pivot_table(index=["task", "cluster", "length"], columns="setting", values="score")
     reference = scores[paired.settings[0].name]
     names = [info.name for info in paired.settings[1:] if info.kind != "full" and info.name in scores]
-    fitted = [_slope((scores[name] - reference).dropna(), 1 - confidence) for name in names]
+    fitted = [_slope((scores[name] - reference).dropna(), 1 - confidence[name]) for name in names]
     tested = [k for k, (_, _, p) in enumerate(fitted) if p is not None]
     adjusted = dict(zip(tested, holm([fitted[k][2] for k in tested]), strict=True)) if tested else {}
     return tuple(

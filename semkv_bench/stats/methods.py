@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from semkv_bench.stats.comparisons import judged_columns
-from semkv_bench.stats.contrast import Arm, arm_of, contrast_of
+from semkv_bench.stats.contrast import Arm, arm_of, contrast_of, line_between
 from semkv_bench.stats.further import MethodPair, MethodPoint, Methods
 from semkv_bench.stats.guarded import moments
 from semkv_bench.stats.options import StatsOptions
@@ -121,11 +121,7 @@ def _side(paired: PairedScores, chosen: Sequence[_Between]) -> Arm:
     upper = arm_of(paired, [one.upper for one in chosen])
     lower = arm_of(paired, [one.lower for one in chosen])
     share = np.array([one.share for one in chosen])
-    return Arm(_mixed(upper.scores, lower.scores, share), _mixed(upper.references, lower.references, share))
-
-
-def _mixed(high: np.ndarray, low: np.ndarray, share: np.ndarray) -> np.ndarray:
-    return share * high + (1 - share) * low
+    return line_between(upper, lower, share)
 
 
 def _pairs(

@@ -88,9 +88,8 @@ def interval_of_choice(
 ) -> tuple[float, float]:
     """Interval of the chosen setting's difference that would hold for every one it was chosen from (Bonferroni)."""
     confidence = 1 - (1 - options.confidence) / candidates(paired)
-    low, high = guarded_interval(
-        judgement.moments.column(column), confidence if look is None else look.confidence(confidence)
-    )
+    level = paired.confidence(confidence, look)[column]
+    low, high = guarded_interval(judgement.moments.column(column), level)
     return float(low[0]), float(high[0])
 
 

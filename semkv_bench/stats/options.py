@@ -30,7 +30,9 @@ class StatsOptions:
     "task" (the margin applies to the average over the tasks that can react) or "run" (over all tasks).
     ``at_bits`` are the bits at which methods are compared with each other.
     ``looks`` are sample sizes, in planned examples, at which a sweep looks at its records and
-    stops when everything that matters is decided; None looks once, at the end.
+    stops when everything that matters is decided; None looks once, at the end. ``race`` runs no further examples under
+    a setting that such a look shows ``degraded``; without ``looks``, at a third and two thirds of the plan, and the
+    others go on to its end.
 
     Raises UsageError for a value that makes no sense.
     """
@@ -44,6 +46,7 @@ class StatsOptions:
     unpaired: str = "error"
     sensitivity: str = "task"
     looks: tuple[int, ...] | None = None
+    race: bool = False
     at_bits: tuple[float, ...] = (2.5, 3.0, 3.5, 4.5)
 
     def __post_init__(self) -> None:
@@ -55,6 +58,8 @@ class StatsOptions:
         choice("stats.average", self.average, ("macro", "micro"))
         choice("stats.unpaired", self.unpaired, ("error", "drop"))
         choice("stats.sensitivity", self.sensitivity, ("task", "run"))
+        if not isinstance(self.race, bool):
+            raise UsageError(f"stats.race={self.race} must be true or false")
         object.__setattr__(self, "looks", _sizes(self.looks))
         object.__setattr__(self, "at_bits", _bits(self.at_bits))
 

@@ -18,9 +18,11 @@ from scipy.sparse.csgraph import connected_components
 
 from semkv_bench.errors import UsageError
 from semkv_bench.records.names import DESCRIBED
+from semkv_bench.records.racing import LAST_LOOK
 from semkv_bench.records.schema import REFERENCE, UNIT
 from semkv_bench.stats.gaps import gaps
 from semkv_bench.stats.options import StatsOptions
+from semkv_bench.stats.spending import Look, Looks
 
 __all__ = ["PairedScores", "SettingInfo", "cluster_labels", "pair"]
 
@@ -79,7 +81,8 @@ class PairedScores:
     (seeds, turns) are from the reference's: the mean of absolute differences, weighted by their squares.
     ``tasks`` [N] are codes into ``task_names``. ``documents`` [N] are equal where clusters of several tasks are about
     one document, None where there are no such clusters. ``unpaired`` counts, by setting, rows that the reference
-    does not have, ``missing`` rows of the reference that the setting does not have.
+    does not have, ``missing`` rows of the reference that the setting does not have. ``last_look`` [S] is the number of
+    the last look that each setting is planned for, None where no setting may leave early.
     """
 
     settings: tuple[SettingInfo, ...]
@@ -100,6 +103,16 @@ class PairedScores:
     missing: dict[str, int] = field(default_factory=dict)
     worst: PairedScores | None = None
     chosen_by: dict[int, float] = field(default_factory=dict)
+    last_look: np.ndarray | None = None
+
+    def looks(self, look: Look | None) -> Look | Looks | None:
+        """``look``, or the last one of every setting where some left at an earlier one."""
+        return look if look is None or self.last_look is None else look.at(self.last_look)
+
+    def confidence(self, confidence: float, look: Look | None) -> np.ndarray:
+        """Level of each setting's interval at a ``look`` that covers with ``confidence`` over all looks, [S]."""
+        level = confidence if look is None else self.looks(look).confidence(confidence)
+        return np.broadcast_to(level, len(self.settings))
 
     @property
     def n_clusters(self) -> int:
@@ -153,6 +166,7 @@ def pair(frame: pd.DataFrame, options: StatsOptions) -> PairedScores:
     row = pd.MultiIndex.from_frame(units[UNIT]).get_indexer(pd.MultiIndex.from_frame(frame[UNIT]))
     column = pd.Index(names).get_indexer(frame["setting"])
     _check_prompts(frame, row, column)
+    last = _last_looks(frame, options, names)
     frame = frame.assign(**_partings(frame))
     grids = {name: _grid(frame[name], row, column, len(units), len(names)) for name in _MEASURES}
     outcome = _grid(_outcome_codes(frame), row, column, len(units), len(names))
@@ -165,8 +179,9 @@ def pair(frame: pd.DataFrame, options: StatsOptions) -> PairedScores:
     paired = _assemble(settings, units[whole], pairs, outcome[whole])
     if unpaired or missing:
         inside = units["task"].isin(paired.task_names).to_numpy()
-        worst = {"score": tuple(side[inside] for side in _total_losses(grids["score"], settings))}
-        worst = _assemble(settings, units[inside], worst, outcome[inside])
+        planned = True if last is None else _looks_of(units, frame)[:, None] <= last
+        worst = {"score": tuple(side[inside] for side in _total_losses(grids["score"], settings, planned))}
+        worst = replace(_assemble(settings, units[inside], worst, outcome[inside]), last_look=last)
         paired = replace(paired, unpaired=unpaired, missing=missing, worst=worst)
     spread = units.groupby("document")["task"].transform("nunique") > 1
     return replace(
@@ -174,6 +189,23 @@ def pair(frame: pd.DataFrame, options: StatsOptions) -> PairedScores:
         shared=_joined(frame, "cluster"),
         same_prompts=_joined(frame, "prompt_hash"),
         across_tasks=len(units[spread].drop_duplicates(["task", "example_id"])),
+        last_look=last,
+    )
+
+
+def _last_looks(frame: pd.DataFrame, options: StatsOptions, names: Sequence[str]) -> np.ndarray | None:
+    """Number of the last look that each setting is planned for, where settings may leave."""
+    if not options.race or LAST_LOOK not in frame:
+        return None
+    return frame.groupby("setting")[LAST_LOOK].max().reindex(names).to_numpy(dtype=int)
+
+
+def _looks_of(units: pd.DataFrame, frame: pd.DataFrame) -> np.ndarray:
+    """Number of the look that every unit belongs to, [U]."""
+    return (
+        units[UNIT]
+        .merge(frame[[*UNIT, "look"]].drop_duplicates(UNIT), on=UNIT, how="left")["look"]
+        .to_numpy()
     )
 
 
@@ -261,11 +293,13 @@ def _joined(frame: pd.DataFrame, name: str) -> int:
     return len(rows.loc[several, ["task", "example_id"]].drop_duplicates())
 
 
-def _total_losses(scores: np.ndarray, settings: tuple[SettingInfo, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Scores and the reference's [U, S], a setting's missing score being 0 and the reference's missing one 1."""
+def _total_losses(
+    scores: np.ndarray, settings: tuple[SettingInfo, ...], planned: np.ndarray | bool = True
+) -> tuple[np.ndarray, np.ndarray]:
+    """Scores and the reference's [U, S], a ``planned`` missing score being 0 and the reference's missing one 1."""
     compared = np.array([info.kind != "full" for info in settings])
     full = np.broadcast_to(scores[:, :1], scores.shape)
-    own = np.where(np.isnan(scores) & compared & ~np.isnan(full), 0.0, scores)
+    own = np.where(np.isnan(scores) & compared & ~np.isnan(full) & planned, 0.0, scores)
     return own, np.where(np.isnan(own), np.nan, np.where(np.isnan(full), 1.0, full))
 
 

@@ -13,7 +13,7 @@ from semkv_bench.stats.guarded import Moments, moments, upper_side
 from semkv_bench.stats.options import StatsOptions
 from semkv_bench.stats.pairing import PairedScores, SettingInfo
 from semkv_bench.stats.result import Cliff
-from semkv_bench.stats.spending import Look
+from semkv_bench.stats.spending import Look, Looks
 
 __all__ = ["detectable_drops", "residuals", "seen_drops"]
 
@@ -33,12 +33,12 @@ def seen_drops(
         sizes=paired.sizes,
         documents=paired.documents,
     ).mean
-    drops = detectable_drops(judgement.moments, reference, options, look)
+    drops = detectable_drops(judgement.moments, reference, options, paired.looks(look))
     return [None if i == 0 or np.isnan(drop) else float(drop) for i, drop in enumerate(drops)]
 
 
 def detectable_drops(
-    m: Moments, reference: np.ndarray, options: StatsOptions, look: Look | None = None
+    m: Moments, reference: np.ndarray, options: StatsOptions, look: Look | Looks | None = None
 ) -> np.ndarray:
     """Smallest average drop per setting, [S], that ``detectable`` would have shown with a chance of 80 %.
 
@@ -52,7 +52,8 @@ def detectable_drops(
     flat = _dropped(m, drops)
     side = upper_side(flat)
     tail = options.alpha / 2 if look is None else look.level(options.alpha / 2)
-    reach = side.at(stats.t.isf(tail, side.df))
+    # Of all drops by all settings, flat.
+    reach = side.at(stats.t.isf(np.tile(tail, len(drops)) if np.ndim(tail) else tail, side.df))
     shortfall = reach + stats.norm.isf(1 - POWER) * np.sqrt(flat.variance / flat.n_eff)
     short = shortfall.reshape(len(drops), -1) > 0  # [G, S]
     # Beyond the last drop that is missed, everything is found.

@@ -34,8 +34,7 @@ def rankings(paired: PairedScores, options: StatsOptions, look: Look | None = No
     for each in allocated(paired.settings):
         groups.setdefault(each.group, []).append(each)
     scores = reference_moments(paired, options.average)
-    confidence = options.confidence if look is None else look.confidence(options.confidence)
-    low, high = score_interval(scores, confidence)
+    low, high = score_interval(scores, paired.confidence(options.confidence, look))
     bounds = np.clip(np.stack([low, high]), 0, 1)
     found = []
     for group in groups.values():

@@ -110,7 +110,8 @@ class SettingResult:
     these, or by ``effective_bits``, the price of a coded value, where they are not known. ``read_bits`` are what a step
     reads of them; null where it reads all. ``cache_at`` holds whole
     caches by their number of tokens. Differences are setting less reference on the 0 to 1 scale; ``n_needed`` are
-    the clusters that would settle it four times in five.
+    the clusters that would settle it four times in five. ``left_at_look`` is the look of a raced run that showed the
+    setting degraded, so that no later example was run under it.
     """
 
     setting: str
@@ -162,6 +163,7 @@ class SettingResult:
     allocation: Allocation | None = None
     detectable_drop: float | None = None
     residual: str | None = None
+    left_at_look: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,7 +272,11 @@ class Assay:
 
 @dataclass(frozen=True, kw_only=True)
 class Sequential:
-    """Where a sequential run stands and what its looks cost; the fields behind are known of run folders only."""
+    """Where a sequential run stands and what its looks cost; the fields behind are known of run folders only.
+
+    ``raced``: settings shown degraded leave at a look. ``planned_rows`` are planned examples times settings, the
+    reference among them, up to this look; ``run_rows`` those of them that were run.
+    """
 
     look: int
     looks: int
@@ -278,6 +284,9 @@ class Sequential:
     information: tuple[float, ...] = ()
     alpha_spent: float
     alpha_at_look: float
+    raced: bool = False
+    planned_rows: int | None = None
+    run_rows: int | None = None
     planned_examples: int | None = None
     recorded_examples: int | None = None
     complete_looks: int | None = None

@@ -8,17 +8,19 @@ is tested over all tasks, too, since choosing those that it moves favours its ow
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from semkv_bench.errors import UsageError
 from semkv_bench.stats.equivalence import difference_moments, reference_moments
-from semkv_bench.stats.guarded import p_below, p_unseen_gains, score_interval
+from semkv_bench.stats.guarded import p_below, p_unseen_gains, score_interval, task_weights
 from semkv_bench.stats.options import StatsOptions
 from semkv_bench.stats.pairing import PairedScores
 
-__all__ = ["Reacting", "reacting_tasks"]
+__all__ = ["Reacting", "chance_level", "lowest_points", "reacting_tasks"]
 
 ROOM = 2  # margins that a task must be able to lose: one that can just lose the margin hides half of any other loss
 
@@ -46,7 +48,7 @@ def reacting_tasks(paired: PairedScores, options: StatsOptions, chance: Mapping[
     parts = [paired.of_tasks([code]) for code in range(len(paired.task_names))]
     guess = [float(chance.get(task, 0.0)) for task in paired.task_names]
     above = [_above(part, level, options) for part, level in zip(parts, guess, strict=True)]
-    ends = _lowest(paired)
+    ends = lowest_points(paired)
     if not any(above) or not ends:
         return everything
     whole = paired.of_tasks(np.flatnonzero(above))
@@ -71,6 +73,19 @@ def reacting_tasks(paired: PairedScores, options: StatsOptions, chance: Mapping[
     return Reacting(replace(paired.of_tasks(alive), chosen_by=chosen_by), dead)
 
 
+def chance_level(paired: PairedScores, options: StatsOptions, chance: Mapping[str, float]) -> float:
+    """Score of guessing, 0 to 1, averaged over tasks as the scores are; ``chance`` by task, 0 where it says nothing.
+
+    Raises UsageError for a level outside 0..1.
+    """
+    for task, value in chance.items():
+        if not isinstance(value, (int, float)) or not 0 <= value <= 1:
+            raise UsageError(f"chance level of task {task} must lie in 0..1, got {value!r}")
+    counts = np.bincount(paired.tasks, minlength=len(paired.task_names)).astype(float)[:, None]
+    weights = task_weights(counts, options.average)[:, 0]
+    return math.fsum(w * float(chance.get(t, 0.0)) for w, t in zip(weights, paired.task_names, strict=True))
+
+
 def _falls(part: PairedScores, columns: list[int], options: StatsOptions, margins: float = 1) -> list[float]:
     """p-values of a drop beyond so many ``margins`` under each of ``columns``, 1 where it was not run."""
     run = ~np.isnan(part.differences[:, columns]).all(axis=0)
@@ -89,7 +104,7 @@ def _above(part: PairedScores, level: float, options: StatsOptions) -> bool:
     return bool(m.mean[0] > 0 if level == 0 else score_interval(m, options.confidence)[0][0] > level)
 
 
-def _lowest(paired: PairedScores) -> list[int]:
+def lowest_points(paired: PairedScores) -> list[int]:
     """Columns of the uniform settings with the fewest code bits, one a quantizer."""
     lowest: dict[str | None, int] = {}
     for column, info in enumerate(paired.settings):

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
 from semkv_bench.records.normalize import normalize
-from semkv_bench.stats.analysis import chance_level
-from semkv_bench.stats.equivalence import Judgement, judge
+from semkv_bench.stats.equivalence import Judgement
 from semkv_bench.stats.operating_point import choose
 from semkv_bench.stats.options import StatsOptions
-from semkv_bench.stats.pairing import PairedScores, SettingInfo, pair
-from semkv_bench.stats.sensitivity import reacting_tasks
+from semkv_bench.stats.pairing import PairedScores, SettingInfo
+from semkv_bench.stats.racing import judged, leaving
 from semkv_bench.stats.spending import Look
 
 __all__ = ["LookDecision", "decide", "take_look"]
@@ -21,11 +20,12 @@ __all__ = ["LookDecision", "decide", "take_look"]
 
 @dataclass(frozen=True)
 class LookDecision:
-    """Whether to stop, why in words, and the settings that are still open."""
+    """Whether to stop, why in words, the settings that are still open, and those that leave a raced run here."""
 
     stop: bool
     reason: str
     open: tuple[str, ...]
+    leave: tuple[str, ...] = ()
 
 
 def take_look(
@@ -35,8 +35,11 @@ def take_look(
 
     ``frame`` and ``chance`` are as for :func:`semkv_bench.stats.analyze`.
     """
-    paired = reacting_tasks(pair(normalize(frame), options), options, chance).paired
-    return decide(paired, judge(paired, options, chance_level(paired, options, chance), look=look))
+    found = judged(normalize(frame), options, chance, look)
+    decision = decide(found.paired, found.judgement)
+    ends = decision.stop and options.looks is not None
+    goes_on = options.race and not ends and look.number < len(look.times)
+    return replace(decision, leave=leaving(found, options)) if goes_on else decision
 
 
 def decide(paired: PairedScores, judgement: Judgement) -> LookDecision:

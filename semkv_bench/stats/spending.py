@@ -12,7 +12,8 @@ Bounds are found by integrating the density of the running sum over the paths th
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 
@@ -22,7 +23,7 @@ from scipy.optimize import brentq
 from scipy.special import ndtr
 from scipy.stats import norm
 
-__all__ = ["Look", "bounds", "spent"]
+__all__ = ["Look", "Looks", "bounds", "spent"]
 
 _REACH = 9.0  # standard deviations of the running sum that are integrated
 _NODES = np.arange(0.0, 6.21, 0.2)
@@ -125,6 +126,32 @@ class Look:
         least = float(norm.sf(level.x[0]))  # the bound of overall level one half
         outer = 0.5 + 0.5 * (p - least) / max(1 - least, 1e-12)
         return np.where(np.isnan(p), np.nan, np.where(p > least, outer, np.maximum(inner, p)))
+
+    def at(self, numbers: Iterable[int]) -> Looks:
+        """The looks ``numbers`` of the same plan, one a column."""
+        return Looks(tuple(replace(self, number=int(number)) for number in numbers))
+
+
+@dataclass(frozen=True)
+class Looks:
+    """A look for each of K columns: where settings left a run at earlier looks, each is judged at its own last one.
+
+    A bound holds over all looks at once, so it does not matter by what rule a setting's last look was chosen.
+    """
+
+    each: tuple[Look, ...]
+
+    def confidence(self, confidence: float) -> np.ndarray:
+        """See ``Look.confidence``, [K]."""
+        return np.array([look.confidence(confidence) for look in self.each])
+
+    def level(self, alpha: float) -> np.ndarray:
+        """See ``Look.level``, [K]."""
+        return np.array([look.level(alpha) for look in self.each])
+
+    def over_all_looks(self, p: np.ndarray) -> np.ndarray:
+        """See ``Look.over_all_looks``, of [K]."""
+        return np.array([float(look.over_all_looks(one)) for look, one in zip(self.each, p, strict=True)])
 
 
 @lru_cache(maxsize=256)

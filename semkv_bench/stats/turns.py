@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 
@@ -16,10 +18,6 @@ from semkv_bench.stats.pairing import PairedScores, cluster_labels, pair
 from semkv_bench.stats.spending import Look
 
 __all__ = ["by_turn", "recorded_units", "runaway_detector", "turn_drift"]
-
-
-def _confidence(options: StatsOptions, look: Look | None) -> float:
-    return options.confidence if look is None else look.confidence(options.confidence)
 
 
 def recorded_units(records: pd.DataFrame) -> int:
@@ -48,7 +46,7 @@ def _turn(number: int, records: pd.DataFrame, options: StatsOptions, look: Look 
     here = np.flatnonzero(~np.isnan(paired.measures["score"]).all(axis=0))
     scores = paired.measures["score"][:, here]
     differences = difference_moments(paired, options.average, here)
-    low, high = guarded_interval(differences, _confidence(options, look))
+    low, high = guarded_interval(differences, paired.confidence(options.confidence, look)[here])
     averages = moments(scores, scores, paired.tasks, options.average, sizes=paired.sizes).mean
     shares = _shares(records)
     return Turn(
@@ -93,12 +91,14 @@ def turn_drift(
 
     def drift(scored: pd.DataFrame) -> Contrast:
         tasks, sizes, sides = _sides(scored, names, (first, last))
-        return contrast(sides[last], sides[first], tasks, options, look, sizes)
+        at = None if paired.last_look is None else paired.last_look[[paired.column(n) for n in names]]
+        end, start = (replace(sides[turn], last_look=at) for turn in (last, first))
+        return contrast(end, start, tasks, options, look, sizes)
 
     scored = _beside_reference(records)
     result = drift(scored.dropna())
     if paired.worst is not None:
-        result = also_with_losses(result, drift(_with_losses(scored)))
+        result = also_with_losses(result, drift(_with_losses(_planned(scored, records, paired))))
     adjusted = holm(result.p_difference)
     return tuple(
         TurnDrift(
@@ -124,6 +124,15 @@ def _beside_reference(records: pd.DataFrame) -> pd.DataFrame:
     table = labelled.pivot(index=[*UNIT, "cluster"], columns="setting", values="score")
     scores = table.drop(columns=REFERENCE).stack(future_stack=True).rename("score").reset_index()
     return scores.join(table[REFERENCE].rename("reference"), on=[*UNIT, "cluster"])
+
+
+def _planned(scored: pd.DataFrame, records: pd.DataFrame, paired: PairedScores) -> pd.DataFrame:
+    """Without the rows of settings that had left a raced run."""
+    if paired.last_look is None:
+        return scored
+    last = dict(zip([info.name for info in paired.settings], paired.last_look, strict=True))
+    look = scored.merge(records[[*UNIT, "look"]].drop_duplicates(UNIT), on=UNIT, how="left")["look"]
+    return scored[(look <= scored["setting"].map(last)).to_numpy()]
 
 
 def _with_losses(scored: pd.DataFrame) -> pd.DataFrame:
@@ -168,7 +177,7 @@ def runaway_detector(
     known = records[(records["setting"] == REFERENCE) & records["runaway"].notna()]
     flagged = known[known["runaway"] > 0]
     m = moments(values, values, paired.tasks, options.average, sizes=paired.sizes, documents=paired.documents)
-    low, high = score_interval(m, _confidence(options, look))
+    low, high = score_interval(m, paired.confidence(options.confidence, look)[:1])
     loops, exact = _loops(records, flagged)
     return RunawayDetector(
         outputs=len(known),

@@ -23,17 +23,17 @@ def average_of(values: np.ndarray, paired: PairedScores, options: StatsOptions) 
     return float(moments(column, np.abs(column), paired.tasks, options.average, sizes=paired.sizes).mean[0])
 
 
-def witnesses(paired: PairedScores, options: StatsOptions, confidence: float) -> list[dict]:
+def witnesses(paired: PairedScores, options: StatsOptions, confidence: np.ndarray) -> list[dict]:
     """The fields of every setting, the reference first.
 
-    Intervals of shares are of the kind that scores have; those of KL and of places are percentile bootstraps over
-    clusters.
+    confidence: level of each setting's intervals, [S]. Intervals of shares are of the kind that scores have; those of
+    KL and of places are percentile bootstraps over clusters.
     """
     kl_ends = _bootstrapped(paired, options, "kl", confidence)
     place_ends = _bootstrapped(paired, options, "parted_at", confidence)
     found = []
     for i in range(len(paired.settings)):
-        agreement, agreement_ci = _share(paired, options, "agreement", i, confidence)
+        agreement, agreement_ci = _share(paired, options, "agreement", i, confidence[i])
         measured = {name: paired.measures[name][:, i] for name in ("runaway", "kl", "top1_agreement")}
         found.append(
             {
@@ -44,7 +44,7 @@ def witnesses(paired: PairedScores, options: StatsOptions, confidence: float) ->
                 "top1_agreement": average_of(measured["top1_agreement"], paired, options),
                 "agreement": agreement,
                 "agreement_ci": NO_ENDS if i == 0 else agreement_ci,
-                "parting": None if i == 0 else _parting(paired, options, i, confidence, place_ends[i]),
+                "parting": None if i == 0 else _parting(paired, options, i, confidence[i], place_ends[i]),
             }
         )
     return found
@@ -91,7 +91,9 @@ def _share(
     return float(found.mean[0]), (low, high)
 
 
-def _bootstrapped(paired: PairedScores, options: StatsOptions, name: str, confidence: float) -> list[Ends]:
+def _bootstrapped(
+    paired: PairedScores, options: StatsOptions, name: str, confidence: np.ndarray
+) -> list[Ends]:
     """Percentile intervals by setting, each over the clusters that have the measure; none for a single one."""
     values = paired.measures[name]
     ends: list[Ends] = [NO_ENDS] * values.shape[1]
@@ -108,7 +110,7 @@ def _bootstrapped(paired: PairedScores, options: StatsOptions, name: str, confid
             options.seed,
             paired.sizes[present],
         )
-        low, high = percentile_interval(means, confidence)
-        for column, *bounds in zip(columns, low, high, strict=True):
-            ends[column] = (float(bounds[0]), float(bounds[1]))
+        for k, column in enumerate(columns):
+            low, high = percentile_interval(means[:, k], confidence[column])
+            ends[column] = (float(low), float(high))
     return ends

@@ -1,10 +1,13 @@
 """Sequential sweeps: examples in stages, a look at the records after each, and an early end where they decide.
 
+In a raced sweep (``stats.race``) a look also says which settings leave: no later example is run under them.
+
 The stages are fixed by the plan, before the first record. ``looks.json`` in the run folder notes every look that
 was taken; it follows from the records, and is taken anew where it is lost.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ import pandas as pd
 from semkv_bench.errors import UsageError
 from semkv_bench.plan.stages import PlannedLook, _look
 from semkv_bench.records.folder import RunFolder, read_looks, read_run, write_looks
-from semkv_bench.records.schema import EXAMPLE
+from semkv_bench.records.racing import done_examples, left_settings, planned_at, planned_rows
 from semkv_bench.stats import StatsOptions
 from semkv_bench.stats.sequential import LookDecision, take_look
 from semkv_bench.stats.spending import spent
@@ -72,7 +75,7 @@ def _take(stages: Sequence[PlannedLook], folder: RunFolder, number: int) -> list
             return taken
         frame, charter = read_run(folder.path)
         look = _look(charter, number)
-        decision = _decision(frame, charter, number)
+        decision = _decision(frame, charter, taken, number)
         taken = [
             *taken,
             {
@@ -85,10 +88,12 @@ def _take(stages: Sequence[PlannedLook], folder: RunFolder, number: int) -> list
                 "stop": _stops(decision, charter, number),
                 "reason": decision.reason,
                 "open": list(decision.open),
+                **({"leave": list(decision.leave)} if charter["stats"].get("race") else {}),
             },
         ]
         write_looks(folder.path, taken)
-        return taken
+    folder.refresh()
+    return taken
 
 
 def check_looks(folder: RunFolder) -> None:
@@ -99,28 +104,39 @@ def check_looks(folder: RunFolder) -> None:
 
 def refuse_other_looks(path: Path, frame: pd.DataFrame, charter: Mapping[str, Any]) -> None:
     """The same for records at hand: each look is taken once more."""
-    for number, taken in enumerate(read_looks(path), start=1):
-        planned = charter["looks"]
-        held = 0 if number > len(planned) else len(frame[frame["look"] <= number].drop_duplicates(EXAMPLE))
+    looks, planned = read_looks(path), charter["looks"]
+    for number, taken in enumerate(looks, start=1):
+        left = left_settings(looks, before=number)
+        done = done_examples(frame, charter["settings"], left)
+        held = 0 if number > len(planned) else int((done["look"] <= number).sum())
         if not held or held < planned[number - 1]["examples"]:
             found = f"its examples are not all recorded ({held})"
-        elif _stops(_decision(frame, charter, number), charter, number) == taken["stop"]:
-            continue
         else:
+            decision = _decision(frame, charter, looks, number)
+            stops, leave = _stops(decision, charter, number), set(decision.leave)
+            if stops == taken["stop"] and leave == set(taken.get("leave", ())):
+                continue
             found = f"it {'goes on' if taken['stop'] else 'ends the run'}"
+            if stops == taken["stop"]:
+                found = f"{', '.join(sorted(leave)) or 'no setting'} left at it"
         raise UsageError(
             f"{path / 'looks.json'} says that look {number} {'ended the run' if taken['stop'] else 'was taken'}; by "
             f"the records {found}; remove the file and run the sweep again, it takes the looks anew"
         )
 
 
-def _decision(frame: pd.DataFrame, charter: Mapping[str, Any], number: int) -> LookDecision:
+def _decision(
+    frame: pd.DataFrame, charter: Mapping[str, Any], looks: Sequence[Mapping[str, Any]], number: int
+) -> LookDecision:
+    """What look ``number`` decides, whichever ``looks`` were taken before it."""
     options = StatsOptions(**charter["stats"])
-    return take_look(frame[frame["look"] <= number], options, charter["chance"], _look(charter, number))
+    rows = planned_rows(frame, left_settings(looks, before=number), number)
+    return take_look(rows, options, charter["chance"], _look(charter, number))
 
 
 def _stops(decision: LookDecision, charter: Mapping[str, Any], number: int) -> bool:
-    return decision.stop and number < len(charter["looks"])
+    """Does a look end the run? One that a race took of itself only lets settings leave."""
+    return decision.stop and "looks" in charter["stats"] and number < len(charter["looks"])
 
 
 def progress_words(folder: RunFolder) -> str:
@@ -130,4 +146,17 @@ def progress_words(folder: RunFolder) -> str:
         return f"no look taken yet; the first of {len(planned)} is due at {planned[0]['examples']} examples"
     last = taken[-1]
     where = f"look {last['look']} of {len(planned)}, {last['examples']} of {planned[-1]['examples']} examples"
-    return f"{'stopped at' if last['stop'] else 'at'} {where}: {last['reason']}"
+    words = f"{'stopped at' if last['stop'] else 'at'} {where}: {last['reason']}"
+    return words if not folder.left else f"{words}\n{_rows_words(folder, taken)}"
+
+
+def _rows_words(folder: RunFolder, taken: Sequence[Mapping[str, Any]]) -> str:
+    """How many rows of the examples up to the last look were run, and which settings left where."""
+    settings, planned = folder.charter["settings"], folder.charter["looks"]
+    ends = [0, *(look["examples"] for look in planned[: len(taken)])]
+    run = sum(
+        (end - start) * len(planned_at(number, settings, folder.left))
+        for number, (start, end) in enumerate(pairwise(ends), start=1)
+    )
+    places = [f"{', '.join(look['leave'])} at look {look['look']}" for look in taken if look.get("leave")]
+    return f"rows run: {run:,} of {ends[-1] * len(settings):,}; shown degraded and left: {'; '.join(places)}"

@@ -74,8 +74,10 @@ def run_sweep(
     folder.start()
     try:
         check_looks(folder)
+        ended = take_due_looks(plan.stages, folder)
+        # Behind the looks, which say under which settings an example is to be run.
         pending = [example for example in interleaved(plan.share) if example.unit not in folder.done]
-        if take_due_looks(plan.stages, folder) or not pending:
+        if ended or not pending:
             return 0
         with plan.engine.open(plan.source) as session:
             started = datetime.now(UTC)
@@ -120,25 +122,34 @@ def _recorded(
     plan: Plan, session: Session, folder: RunFolder, examples: Iterator[Example]
 ) -> Iterator[tuple[Example, list[dict[str, Any]]]]:
     """One example after another with its records, as many asked together as the engine wants."""
-    noisy, before, records = _noise_sample(plan), None, []
+    noisy, before, records, under = _noise_sample(plan), None, [], ()
+
+    def lacks(example: Example) -> tuple[str, ...]:
+        return folder.missing(example.unit, stage_number(plan.stages, example))
+
     while batch := list(itertools.islice(examples, session.together)):
-        for missing, group in itertools.groupby(batch, key=lambda example: folder.missing(example.unit)):
+        for missing, group in itertools.groupby(batch, key=lacks):
             asked = list(group)
-            if len(missing) < len(plan.settings):
+            if plan.settings[0].name not in missing:
                 yield from _added(plan, session, asked, missing)
                 continue
+            if missing != under:
+                before, under = None, missing
+            settings = [setting for setting in plan.settings if setting.name in missing]
+            # A unit without the settings that left a raced run says how many it has.
+            part = {} if len(missing) == len(plan.settings) else {"of_unit": len(missing)}
             alike = [
                 _same_answers(plan, one, other)
                 for one, other in zip(asked, [before, *asked[:-1]], strict=True)
             ]
             new = [example for example, copied in zip(asked, alike, strict=True) if not copied]
             alone = [example.unit in noisy for example in new]
-            answers = session.answers(new, plan.settings, plan.protocol, alone)
+            answers = session.answers(new, settings, plan.protocol, alone)
             for before, copied in zip(asked, alike, strict=True):
                 if copied:
                     records = [{**record, "seed": before.seed} for record in records]
                 else:
-                    records = _records(plan, session, before, next(answers))
+                    records = [{**r, **part} for r in _records(plan, session, before, next(answers))]
                 yield before, records
 
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
-from semkv_bench.checks import wholes
+from semkv_bench.checks import whole, wholes
+from semkv_bench.errors import UsageError
 from semkv_bench.tasks.base import Example, Task, check_draw, choose_names, text_hash
 from semkv_bench.tasks.encoding import Encoded, encode_prompt, encode_target
 from semkv_bench.tasks.haystack import FILLERS
-from semkv_bench.tasks.needles import Length, bury, draw_depths, draw_keys, draw_values, lengths_of
+from semkv_bench.tasks.needles import MAX_KEYS, Length, bury, draw_depths, draw_keys, draw_values, lengths_of
 
 __all__ = ["DEFAULT_SUBTASKS", "SUBTASKS", "Synthetic", "share_of_values"]
 
@@ -34,23 +35,32 @@ class _Puzzle:
 @dataclass(frozen=True)
 class _SubTask:
     filler: str
-    puzzle: Callable[[random.Random], _Puzzle]
+    puzzles: Callable[[random.Random, int], list[_Puzzle]]
     # Room behind the answer's own length, in which a model that does not stop shows itself.
     spare_tokens: int = 8
 
 
-def _one_of_many_keys(rng: random.Random, n_keys: int) -> _Puzzle:
+def _one_of_many_keys(rng: random.Random, questions: int, n_keys: int) -> list[_Puzzle]:
+    n_keys = max(n_keys, questions)
     keys, values = draw_keys(rng, n_keys), draw_values(rng, n_keys)
-    asked = rng.randrange(n_keys)
+    asked = [rng.randrange(n_keys)] if questions == 1 else rng.sample(range(n_keys), questions)
     plural = "Secret numbers are" if n_keys > 1 else "A secret number is"
-    return _Puzzle(
-        intro=f"{plural} hidden in the text below. Read it carefully, I will ask about it.",
-        needles=tuple(f"The secret number of the {k} is {v}." for k, v in zip(keys, values, strict=True)),
-        asked=(asked,),
-        question=f"What is the secret number of the {keys[asked]} in the text above?",
-        answer_prefix=f"The secret number of the {keys[asked]} is",
-        wanted=(values[asked],),
-    )
+    return [
+        _Puzzle(
+            intro=f"{plural} hidden in the text below. Read it carefully, I will ask about it.",
+            needles=tuple(f"The secret number of the {k} is {v}." for k, v in zip(keys, values, strict=True)),
+            asked=(one,),
+            question=f"What is the secret number of the {keys[one]} in the text above?",
+            answer_prefix=f"The secret number of the {keys[one]} is",
+            wanted=(values[one],),
+        )
+        for one in asked
+    ]
+
+
+def _alone(puzzle: Callable[[random.Random], _Puzzle], rng: random.Random, questions: int) -> list[_Puzzle]:
+    """A puzzle that asks for all that it hides, so that there is but one question."""
+    return [puzzle(rng)]
 
 
 def _one_key_many_values(rng: random.Random, n_values: int) -> _Puzzle:
@@ -101,10 +111,13 @@ SUBTASKS: Mapping[str, _SubTask] = {
     "niah_noise": _SubTask("noise", partial(_one_of_many_keys, n_keys=1)),
     "niah_prose": _SubTask("prose", partial(_one_of_many_keys, n_keys=1)),
     "niah_multikey": _SubTask("prose", partial(_one_of_many_keys, n_keys=4)),
-    "niah_multivalue": _SubTask("prose", partial(_one_key_many_values, n_values=3)),
-    "variable_tracking": _SubTask("noise", partial(_variable_chain, hops=2), spare_tokens=16),
+    "niah_multivalue": _SubTask("prose", partial(_alone, partial(_one_key_many_values, n_values=3))),
+    "variable_tracking": _SubTask(
+        "noise", partial(_alone, partial(_variable_chain, hops=2)), spare_tokens=16
+    ),
 }
 DEFAULT_SUBTASKS = ("niah_noise", "niah_prose")
+MANY_QUESTIONS = ("niah_noise", "niah_prose", "niah_multikey")
 
 
 @dataclass(frozen=True)
@@ -114,19 +127,27 @@ class Synthetic(Task):
     ``subset``: sub-task names, ``all``, or a list of them; null for the two that a model of 135M parameters
     solves. ``length``: tokens of the whole prompt, filled with whole sentences to just under it; a list:
     ``per_task`` examples of each length. ``chat=false`` leaves the model's chat template out.
-    Each seed draws new keys, values, depths and filler, so every example is evidence of its own.
+    Each seed draws new keys, values, depths and filler, so every example is evidence of its own; ``questions`` asks so
+    many needles of each haystack, one an example, which are one cluster and whose prompts begin alike.
     """
 
     subset: str | Sequence[str] | None = None
     length: int | Sequence[int] = 650
     chat: bool = True
+    questions: int = 1
 
     name: ClassVar[str] = "synthetic"
     prompt_source: ClassVar[str] = "generated"
 
     def __post_init__(self) -> None:
-        _ = self.names
         _ = self.lengths
+        whole("task.questions", self.questions, 1, MAX_KEYS)
+        single = [name for name in self.names if name not in MANY_QUESTIONS]
+        if self.questions > 1 and single:
+            raise UsageError(
+                f"task.questions={self.questions}: {single[0]} has one question a haystack; ask several of "
+                f"{', '.join(MANY_QUESTIONS)} (subset=...)"
+            )
 
     @cached_property
     def lengths(self) -> tuple[int, ...]:
@@ -155,16 +176,61 @@ class Synthetic(Task):
     ) -> list[Example]:
         """See Task.examples; a ``max_prompt_tokens`` below ``length`` shortens the haystack, nothing is cut.
 
-        ``per_task`` counts examples per sub-task and seed (20 if null).
+        ``per_task`` counts examples per sub-task and seed (20 if null), ``questions`` of them a haystack.
         """
         check_draw(seeds, per_task, max_prompt_tokens, max_new_tokens)
-        return [
-            _example(tokenizer, name, seed, index, at, max_new_tokens, self.chat)
+        wanted = per_task or DEFAULT_PER_TASK
+        haystacks = -(-wanted // self.questions)
+        drawn = [
+            [
+                example
+                for index in range(haystacks)
+                for example in self._of_haystack(tokenizer, name, seed, index, at, max_new_tokens)
+            ]
             for name in self.names
             for at in lengths_of(self.lengths, max_prompt_tokens)
             for seed in seeds
-            for index in range(per_task or DEFAULT_PER_TASK)
         ]
+        return [example for examples in drawn for example in examples[:wanted]]
+
+    def _of_haystack(
+        self, tokenizer: Any, name: str, seed: int, index: int, at: Length, max_new_tokens: int | None
+    ) -> list[Example]:
+        """The examples of one haystack, which leaves room for the longest of its questions."""
+        subtask = SUBTASKS[name]
+        puzzles = subtask.puzzles(random.Random(f"{name}{at.mark}/{seed}/{index}"), self.questions)
+        depths = draw_depths(f"{name}{at.mark}", seed, index, len(puzzles[0].needles))
+        filler = FILLERS[subtask.filler](random.Random(f"{name}{at.mark}/{seed}/{index}/filler"))
+
+        def encode(text: str, puzzle: _Puzzle) -> Encoded:
+            words = f"{puzzle.intro}\n\n{text}\n\n{puzzle.question}"
+            return encode_prompt(tokenizer, words, chat=self.chat, answer_prefix=puzzle.answer_prefix)
+
+        def longest(text: str) -> Encoded:
+            return max((encode(text, puzzle) for puzzle in puzzles), key=lambda e: len(e.input_ids))
+
+        _, haystack = bury(name, puzzles[0].needles, depths, filler, longest, at.limit)
+        examples = []
+        for number, puzzle in enumerate(puzzles):
+            prompt, answer = encode(haystack, puzzle), ", ".join(puzzle.wanted)
+            target = encode_target(tokenizer, prompt, answer, spaced=True)
+            examples.append(
+                Example(
+                    task=name,
+                    example_id=f"{name}{at.mark}-s{seed}-{index:04d}"
+                    + (f"-q{number}" if self.questions > 1 else ""),
+                    seed=seed,
+                    input_ids=prompt.input_ids,
+                    answers=(answer,),
+                    max_new_tokens=max_new_tokens or len(target) + subtask.spare_tokens,
+                    target_ids=target,
+                    depths=tuple(depths[i] for i in puzzle.asked),
+                    cluster=text_hash(haystack),
+                    question=puzzle.question,
+                    length=at.length if at.mark else None,
+                )
+            )
+        return examples
 
     def score(self, example: Example, prediction: str) -> float:
         """Share of the reference's values that stand in the prediction as whole runs of digits or letters."""
@@ -189,33 +255,3 @@ def _runs(text: str) -> list[str]:
     )
     grouped = (re.sub("[^0-9]", "", each.group()) for each in _GROUPED.finditer(text))
     return [*re.findall(r"[0-9]+|[A-Za-z]+", text), *grouped]
-
-
-def _example(
-    tokenizer: Any, name: str, seed: int, index: int, at: Length, max_new_tokens: int | None, chat: bool
-) -> Example:
-    subtask = SUBTASKS[name]
-    puzzle = subtask.puzzle(random.Random(f"{name}{at.mark}/{seed}/{index}"))
-    depths = draw_depths(f"{name}{at.mark}", seed, index, len(puzzle.needles))
-    filler = FILLERS[subtask.filler](random.Random(f"{name}{at.mark}/{seed}/{index}/filler"))
-
-    def encode(text: str) -> Encoded:
-        whole = f"{puzzle.intro}\n\n{text}\n\n{puzzle.question}"
-        return encode_prompt(tokenizer, whole, chat=chat, answer_prefix=puzzle.answer_prefix)
-
-    prompt, haystack = bury(name, puzzle.needles, depths, filler, encode, at.limit)
-    answer = ", ".join(puzzle.wanted)
-    target = encode_target(tokenizer, prompt, answer, spaced=True)
-    return Example(
-        task=name,
-        example_id=f"{name}{at.mark}-s{seed}-{index:04d}",
-        seed=seed,
-        input_ids=prompt.input_ids,
-        answers=(answer,),
-        max_new_tokens=max_new_tokens or len(target) + subtask.spare_tokens,
-        target_ids=target,
-        depths=tuple(depths[i] for i in puzzle.asked),
-        cluster=text_hash(haystack),
-        question=puzzle.question,
-        length=at.length if at.mark else None,
-    )

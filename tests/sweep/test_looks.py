@@ -2,45 +2,26 @@
 
 import json
 from collections import Counter
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from planted_runs import GRID, QUICK, Run, examples_of
 from rich.console import Console
 
 from semkv_bench.cli import main
 from semkv_bench.errors import UsageError
-from semkv_bench.plan.stages import arrange, described, interleaved, stage_number
-from semkv_bench.records.folder import RunFolder, read_looks, read_run
+from semkv_bench.plan.stages import arrange, interleaved, stage_number
+from semkv_bench.records.folder import read_looks, read_run
 from semkv_bench.report.command import run_report
 from semkv_bench.stats import StatsOptions
-from semkv_bench.sweep.interim import check_looks, in_order, progress_words, take_due_looks
-from semkv_bench.tasks import Example
+from semkv_bench.sweep.interim import check_looks, in_order, progress_words
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 
-GRID = {"full": 16.0, "L16": 4.0, "L8": 3.0, "L4": 2.0, "L2": 1.0}
-
-
-def _examples(per_task=100, tasks=("a", "b"), seeds=(0,), shared=False) -> list[Example]:
-    """``shared``: every seed asks the same items, else each has items of its own."""
-    return [
-        Example(
-            task,
-            f"{'' if shared else f's{seed}-'}{i:03d}",
-            seed,
-            input_ids=(1, 2),
-            answers=("x",),
-            max_new_tokens=1,
-        )
-        for task in tasks
-        for seed in seeds
-        for i in range(per_task)
-    ]
-
 
 def test_stages_hold_the_mixture_of_the_plan():
-    examples = [*_examples(60, ("a",), (0, 1)), *_examples(30, ("b",), (0, 1))]
+    examples = [*examples_of(60, ("a",), (0, 1)), *examples_of(30, ("b",), (0, 1))]
     stages = arrange(examples, StatsOptions(looks=(45, 90)))
     assert [stage.examples for stage in stages] == [45, 90, 180]
     assert [stage.information for stage in stages] == pytest.approx([0.25, 0.5, 1.0], abs=0.02)
@@ -52,7 +33,7 @@ def test_stages_hold_the_mixture_of_the_plan():
 
 
 def test_the_order_of_the_plan_does_not_matter_and_names_do():
-    examples = _examples()
+    examples = examples_of()
     options = StatsOptions(looks=(40,))
     shuffled = [examples[i] for i in np.random.default_rng(0).permutation(len(examples))]
     assert arrange(shuffled, options) == arrange(examples, options)
@@ -61,7 +42,7 @@ def test_the_order_of_the_plan_does_not_matter_and_names_do():
 
 
 def test_an_example_keeps_its_seeds_together():
-    stages = arrange(_examples(40, seeds=(0, 1, 2), shared=True), StatsOptions(looks=(50, 100)))
+    stages = arrange(examples_of(40, seeds=(0, 1, 2), shared=True), StatsOptions(looks=(50, 100)))
     assert [(stage.examples, stage.clusters) for stage in stages] == [(51, 17), (102, 34), (240, 80)]
     for stage in stages:
         seeds = Counter((task, example_id) for task, example_id, _ in stage.units)
@@ -69,7 +50,7 @@ def test_an_example_keeps_its_seeds_together():
 
 
 def test_examples_of_one_document_come_at_one_look():
-    examples = [replace(e, cluster=f"d{int(e.example_id[-3:]) // 5}") for e in _examples(100)]
+    examples = [replace(e, cluster=f"d{int(e.example_id[-3:]) // 5}") for e in examples_of(100)]
     stages = arrange(examples, StatsOptions(looks=(50, 100)))
     assert [stage.clusters for stage in stages] == [10, 20, 40]
     documents = [{(t, int(i[-3:]) // 5) for t, i, _ in stage.units} for stage in stages]
@@ -77,8 +58,8 @@ def test_examples_of_one_document_come_at_one_look():
 
 
 def test_a_plan_without_looks_has_no_stages():
-    assert arrange(_examples(), StatsOptions()) == ()
-    assert stage_number((), _examples()[0]) is None
+    assert arrange(examples_of(), StatsOptions()) == ()
+    assert stage_number((), examples_of()[0]) is None
 
 
 @pytest.mark.parametrize(
@@ -92,68 +73,18 @@ def test_a_plan_without_looks_has_no_stages():
 )
 def test_looks_that_cannot_be(looks, told):
     if told is None:
-        assert len(arrange(_examples(), StatsOptions(looks=looks))) == 2
+        assert len(arrange(examples_of(), StatsOptions(looks=looks))) == 2
         return
     with pytest.raises(UsageError, match=told):
-        arrange(_examples(), StatsOptions(looks=looks))
+        arrange(examples_of(), StatsOptions(looks=looks))
     with pytest.raises(UsageError, match="too close"):
-        arrange(_examples(40, seeds=(0, 1, 2), shared=True), StatsOptions(looks=(50, 51)))
+        arrange(examples_of(40, seeds=(0, 1, 2), shared=True), StatsOptions(looks=(50, 51)))
 
 
 @pytest.fixture(autouse=True)
 def _quick_disk(monkeypatch):
     """Every append waits for the disk otherwise."""
     monkeypatch.setattr("os.fsync", lambda number: None)
-
-
-class Run:
-    """A run folder that is filled with planted records as a sweep would fill it."""
-
-    def __init__(self, path, looks=(120, 240), per_task=300, lost=0.4):
-        self.options = StatsOptions(looks=looks, resamples=100)
-        self.examples = _examples(per_task)
-        self.stages = arrange(self.examples, self.options)
-        self.lost = lost
-        settings = {name: {"code_bits": bits} for name, bits in GRID.items()}
-        protocol = {
-            **{"model": "m", "prompts": "own", "seeds": [0], "chance": {}, "settings": settings},
-            "examples": {"count": len(self.examples)},
-            "stats": {**asdict(self.options), "looks": list(looks)},
-            "looks": described(self.stages),
-        }
-        self.folder = RunFolder.open(path, protocol, "a: 1\n")
-
-    def records(self, example) -> list[dict]:
-        """Nothing is lost down to L8; of L4 and L2 a share ``lost`` or more."""
-        rng = np.random.default_rng(list("-".join(map(str, example.unit)).encode()))
-        right, u = rng.random() < 0.9, rng.random()
-        fails = {"L4": u < self.lost, "L2": u < 0.9}
-        return [
-            {
-                **dict(zip(("task", "example_id", "seed"), example.unit, strict=True)),
-                **{"turn": 0, "look": stage_number(self.stages, example), "setting": name},
-                **{"kind": "full" if name == "full" else "uniform", "quantizer": "q", "code_bits": bits},
-                **{"effective_bits": bits, "score": float(right and not fails.get(name, False))},
-            }
-            for name, bits in GRID.items()
-        ]
-
-    def sweep(self, most: int | None = None) -> int:
-        """Run what is left, at most ``most`` examples; returns how many were run."""
-        self.folder.start()
-        ran = 0
-        try:
-            pending = [e for e in self.examples if e.unit not in self.folder.done]
-            if take_due_looks(self.stages, self.folder) or not pending:
-                return 0
-            for example in in_order(self.stages, self.folder, pending):
-                self.folder.append(self.records(example))
-                ran += 1
-                if ran == most:
-                    break
-            return ran
-        finally:
-            self.folder.close()
 
 
 def test_a_clear_run_ends_at_its_second_look(tmp_path):
@@ -291,7 +222,7 @@ def test_looks_that_do_not_follow_from_the_records_are_refused(tmp_path, stops, 
 
 
 def test_every_beginning_of_a_run_is_about_all_tasks_and_keeps_seeds_together():
-    examples = _examples(30, tasks=("a", "b", "c"), seeds=(0, 1), shared=True)
+    examples = examples_of(30, tasks=("a", "b", "c"), seeds=(0, 1), shared=True)
     ordered = interleaved(examples)
     assert sorted(e.unit for e in ordered) == sorted(e.unit for e in examples)
     for size in (6, 12, 60, 120):
@@ -300,9 +231,6 @@ def test_every_beginning_of_a_run_is_about_all_tasks_and_keeps_seeds_together():
         one.example_id == other.example_id for one, other in zip(ordered[::2], ordered[1::2], strict=True)
     )
     assert [e.seed for e in ordered[:4]] == [0, 1, 0, 1]
-
-
-QUICK = ["per_task=4", "task.length=300", "max_new_tokens=3", "grid.levels=[16,4,2]", "stats.margin=0.3"]
 
 
 def test_sweep_with_looks_from_the_command_line(local_folder, tmp_path, capsys):
