@@ -56,7 +56,7 @@ RECORD = {
     "batch_rows": "rows that were decoded together",
     "alone_score, alone_same_tokens, alone_kl": "of `full`, on some examples: the same run alone, the engine's noise",
     "charter": "hash of the protocol that the run fixed beforehand",
-    "of_unit": "of settings that were added to a run: how many were recorded together",
+    "of_unit": "of examples under a part of the settings, because others were added or had left: how many they are",
 }
 
 

@@ -127,9 +127,11 @@ def _recorded(
     def lacks(example: Example) -> tuple[str, ...]:
         return folder.missing(example.unit, stage_number(plan.stages, example))
 
-    while batch := list(itertools.islice(examples, session.together)):
+    for batch in _batches(plan, folder, examples, session.together):
         for missing, group in itertools.groupby(batch, key=lacks):
             asked = list(group)
+            if not missing:  # another process was first
+                continue
             if plan.settings[0].name not in missing:
                 yield from _added(plan, session, asked, missing)
                 continue
@@ -151,6 +153,23 @@ def _recorded(
                 else:
                     records = [{**r, **part} for r in _records(plan, session, before, next(answers))]
                 yield before, records
+
+
+def _batches(
+    plan: Plan, folder: RunFolder, examples: Iterable[Example], size: int
+) -> Iterator[list[Example]]:
+    """Up to ``size`` examples at a time, none beyond a look: what it decides must be known to those behind it."""
+    batch: list[Example] = []
+    for example in examples:
+        if batch and stage_number(plan.stages, example) != stage_number(plan.stages, batch[0]):
+            yield batch
+            batch = []
+        batch.append(example)
+        if len(batch) == size:
+            yield batch
+            batch = []
+    if batch and folder.stopped_after is None:
+        yield batch
 
 
 def _added(
