@@ -248,3 +248,40 @@ def test_lengths_that_are_none_are_refused(length):
 def test_a_cap_must_not_make_two_lengths_one(chatml):
     with pytest.raises(UsageError, match="max_prompt_tokens=450"):
         Synthetic(length=[800, 600]).examples(chatml, [0], 1, max_prompt_tokens=450)
+
+
+def test_several_questions_of_a_haystack_begin_alike_and_are_one_cluster(chatml):
+    task = Synthetic(subset=["niah_noise", "niah_multikey"], length=400, questions=4)
+    drawn = task.examples(chatml, [0, 3], per_task=10)
+    assert len(drawn) == 2 * 2 * 10 and len({(e.task, e.example_id) for e in drawn}) == len(drawn)
+    assert [e.example_id for e in drawn[3:5]] == ["niah_noise-s0-0000-q3", "niah_noise-s0-0001-q0"]
+    clusters = list(dict.fromkeys((e.task, e.cluster) for e in drawn))
+    assert len(clusters) == 2 * 2 * 3  # four, four and two of ten
+    for task_name, cluster in clusters:
+        group = [e for e in drawn if (e.task, e.cluster) == (task_name, cluster)]
+        assert len({e.answers for e in group}) == len({e.question for e in group}) == len(group)
+        texts = [_haystack(chatml, e) for e in group]
+        assert len(set(texts)) == 1
+        assert all(f" is {e.answers[0]}." in texts[0] for e in group)
+        assert all(300 < len(e.input_ids) <= 400 for e in group)
+        alike = zip(*(e.input_ids for e in group), strict=False)
+        first = next(i for i, ids in enumerate(alike) if len(set(ids)) > 1)
+        assert first > 200  # the question stands at the end
+
+
+def test_one_question_is_what_it_was_without_the_option(chatml):
+    one, plain = (Synthetic(subset="all", length=300, **more) for more in ({"questions": 1}, {}))
+    assert one.examples(chatml, [0], 2) == plain.examples(chatml, [0], 2)
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"questions": 0}, "task.questions=0 must be a whole number from 1 to 10"),
+        ({"questions": 11}, "from 1 to 10"),
+        ({"questions": 2, "subset": "all"}, "niah_multivalue has one question a haystack"),
+    ],
+)
+def test_questions_that_cannot_be_asked(given, told):
+    with pytest.raises(UsageError, match=told):
+        Synthetic(**given)
