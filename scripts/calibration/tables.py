@@ -240,7 +240,7 @@ def racing_margin_table(cells: list[dict]) -> str:
             c["score"],
             ", ".join(map(str, c["looks"])),
             f"L{c['levels']}",
-            c["reps"],
+            f"{c['reps']:,}",
             *(f"{c[n]:.3f}" for n in names),
         )
         for c in cells
