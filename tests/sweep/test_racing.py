@@ -215,24 +215,27 @@ def test_a_raced_sweep_from_the_command_line(local_folder, tmp_path, capsys, mon
     """L2 is said to leave at the first look; later examples are run, recorded and reported without it."""
 
     def take(frame, options, chance, look):
-        return LookDecision(False, "so", (), ("L2",) if look.number == 1 else ())
+        return LookDecision(False, "so", (), ("affine-L2",) if look.number == 1 else ())
 
     monkeypatch.setattr(interim, "take_look", take)
     out = tmp_path / "r"
     command = ["sweep", "model=custom", f"model.path={local_folder}", *QUICK, f"out={out}"]
     command += ["stats.looks=[4]", "stats.race=true"]
     assert main(command) == 0
-    assert "rows run: 28 of 32; shown degraded and left: L2 at look 1" in capsys.readouterr().out
+    assert "rows run: 28 of 32; shown degraded and left: affine-L2 at look 1" in capsys.readouterr().out
     frame, protocol = read_run(out)
     assert protocol["stats"]["race"] is True
     names = {look: set(frame[frame.look == look]["setting"]) for look in (1, 2)}
-    assert names[1] - names[2] == {"L2"} and len(frame) == 28
+    assert names[1] - names[2] == {"affine-L2"} and len(frame) == 28
     assert main(command) == 0
     assert "nothing left to run" in capsys.readouterr().out
     records = (out / "records-0.jsonl").read_text().splitlines(keepends=True)
-    (out / "records-0.jsonl").write_text("".join(records[:-2]))  # killed in its last example
+    (out / "records-0.jsonl").write_text(
+        "".join(records[:-2])
+    )  # killed in its last example, before the last look
+    (out / "looks.json").write_text(json.dumps({"looks": read_looks(out)[:1]}))
     assert main(command) == 0
     assert len(read_run(out)[0]) == 28
     assert main(["cliff-report", f"run={out}"]) == 0
-    assert main(["examples", f"run={out}", "setting=L2"]) == 0
-    assert "4 examples under L2" in capsys.readouterr().out
+    assert main(["examples", f"run={out}", "setting=affine-L2"]) == 0
+    assert "4 examples under affine-L2" in capsys.readouterr().out

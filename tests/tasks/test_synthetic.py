@@ -251,7 +251,7 @@ def test_a_cap_must_not_make_two_lengths_one(chatml):
 
 
 def test_several_questions_of_a_haystack_begin_alike_and_are_one_cluster(chatml):
-    task = Synthetic(subset=["niah_noise", "niah_multikey"], length=400, questions=4)
+    task = Synthetic(subset=["niah_noise", "niah_multikey"], length=LENGTH, questions=4)
     drawn = task.examples(chatml, [0, 3], per_task=10)
     assert len(drawn) == 2 * 2 * 10 and len({(e.task, e.example_id) for e in drawn}) == len(drawn)
     assert [e.example_id for e in drawn[3:5]] == ["niah_noise-s0-0000-q3", "niah_noise-s0-0001-q0"]
@@ -263,14 +263,14 @@ def test_several_questions_of_a_haystack_begin_alike_and_are_one_cluster(chatml)
         texts = [_haystack(chatml, e) for e in group]
         assert len(set(texts)) == 1
         assert all(f" is {e.answers[0]}." in texts[0] for e in group)
-        assert all(300 < len(e.input_ids) <= 400 for e in group)
+        assert all(LENGTH - 150 < len(e.input_ids) <= LENGTH for e in group)
         alike = zip(*(e.input_ids for e in group), strict=False)
         first = next(i for i, ids in enumerate(alike) if len(set(ids)) > 1)
-        assert first > 200  # the question stands at the end
+        assert first > LENGTH - 300  # the question stands at the end
 
 
 def test_one_question_is_what_it_was_without_the_option(chatml):
-    one, plain = (Synthetic(subset="all", length=300, **more) for more in ({"questions": 1}, {}))
+    one, plain = (Synthetic(subset="all", length=LENGTH, **more) for more in ({"questions": 1}, {}))
     assert one.examples(chatml, [0], 2) == plain.examples(chatml, [0], 2)
 
 
