@@ -237,5 +237,5 @@ def test_a_raced_sweep_from_the_command_line(local_folder, tmp_path, capsys, mon
     assert main(command) == 0
     assert len(read_run(out)[0]) == 28
     assert main(["cliff-report", f"run={out}"]) == 0
-    assert main(["examples", f"run={out}", "setting=affine-L2"]) == 0
+    assert main(["show", f"run={out}", "setting=affine-L2"]) == 0
     assert "4 examples under affine-L2" in capsys.readouterr().out
