@@ -32,6 +32,7 @@ RECORD = {
     "truncated": "was the prompt cut to `max_prompt_tokens`?",
     "depths": "where in the prompt the needles stand, 0 to 1",
     "task_length": "of a task with several lengths: tokens that the prompt was made for",
+    "perturb": "of a prompt that was changed: `typo`, `case` or `punctuation`",
     "prompt_tokens": "tokens that the cache held before the answer",
     "look": "of a sequential run: the stage the example belongs to",
     "code_bits": "log2 of the levels, per value",

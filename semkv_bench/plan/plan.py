@@ -44,6 +44,8 @@ __all__ = [
 
 # Where a model runs changes no result by more than rounding.
 _NOT_PROTOCOL = {"model": ("device_map", "_target_")}
+# Null changes nothing, and runs from before these keys go on.
+_UNLESS_GIVEN = ("perturb",)
 
 
 @dataclass(frozen=True)
@@ -309,10 +311,10 @@ def _check_vocabulary(examples: Sequence[Example], source: PretrainedModel | Emb
 
 def _decided(config: DictConfig, group: str) -> Any:
     node = plain_node(config[group])
-    dropped = _NOT_PROTOCOL.get(group, ())
-    return (
-        {key: value for key, value in node.items() if key not in dropped} if isinstance(node, dict) else node
-    )
+    if not isinstance(node, dict):
+        return node
+    dropped = (*_NOT_PROTOCOL.get(group, ()), *(key for key in _UNLESS_GIVEN if node.get(key) is None))
+    return {key: value for key, value in node.items() if key not in dropped}
 
 
 def _sealed(stats: StatsOptions, settings: Sequence[Setting]) -> dict[str, Any]:

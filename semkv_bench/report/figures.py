@@ -35,6 +35,7 @@ from semkv_bench.report.marks import (
     spread,
 )
 from semkv_bench.report.method_figure import draw_methods
+from semkv_bench.report.place_figure import draw_places
 from semkv_bench.report.plot_style import (
     PALETTE,
     Drawn,
@@ -300,6 +301,7 @@ _PANELS = {
     "evictors_vs_cache_bits": draw_evictors,
     "score_vs_read_bits": draw_reads,
     "metric_ranking": draw_rankings,
+    "loss_by_place": draw_places,
     "turns": draw_turns,
 }
 GRID_FIGURES = tuple(_PAINTERS)

@@ -13,7 +13,12 @@ from semkv_bench.report.lookup import ordered_settings
 from semkv_bench.report.methods import method_parts
 from semkv_bench.report.section import DIFFERENCE, NAME, Section, setting_names
 from semkv_bench.report.sections_mixes import deletion_section, interpolation_section, rankings_section
-from semkv_bench.report.sections_places import depths_section, lengths_section
+from semkv_bench.report.sections_places import (
+    depths_section,
+    lengths_section,
+    perturbed_section,
+    places_section,
+)
 from semkv_bench.report.sections_turns import turns_section
 from semkv_bench.report.tables import Column, table_of, with_interval
 from semkv_bench.stats.result import Report
@@ -32,6 +37,8 @@ def sections(report: Report) -> list[Section]:
         deletion_section(report),
         depths_section(report),
         lengths_section(report),
+        places_section(report),
+        perturbed_section(report),
         turns_section(report),
     )
     return [section for section in made if section is not None]

@@ -1,4 +1,4 @@
-"""Sections on scores by the place of needles, and by the length of prompts."""
+"""Sections on scores by the place of needles, by the length of prompts, and on prompts that are mistyped."""
 
 from typing import Any
 
@@ -13,11 +13,11 @@ from semkv_bench.report.formatting import (
     signed,
     signed_interval,
 )
-from semkv_bench.report.section import NAME, Section, setting_names
+from semkv_bench.report.section import NAME, VERDICT, Section, setting_names
 from semkv_bench.report.tables import Column, table_of, with_interval
 from semkv_bench.stats.result import LengthResult, Report
 
-__all__ = ["depths_section", "lengths_section"]
+__all__ = ["depths_section", "lengths_section", "perturbed_section", "places_section"]
 
 _PLACE = (
     NAME,
@@ -142,3 +142,97 @@ def _trend(trend: Any) -> str:
     if trend is None or trend.slope is None:
         return DASH
     return with_interval(signed(trend.slope), signed_interval(trend.slope_ci))
+
+
+def places_section(report: Report) -> Section | None:
+    """Paired loss by length and depth; None for a single length, or without needles."""
+    if not report.places:
+        return None
+    depths = sorted({place.depth for place in report.places})
+    at = {(place.length, place.depth): place for place in report.places}
+    lengths = sorted({place.length for place in report.places})
+    names = [row.setting for row in report.settings if row.setting != report.reference]
+    names = [name for name in names if any(name in place.settings for place in report.places)]
+    rows = [(name, length) for name in names for length in lengths]
+
+    def part(depth: tuple[float, float]) -> Column:
+        def cell(row: tuple[str, int]) -> str:
+            place = at.get((row[1], depth))
+            return DASH if place is None else _of_length(place.settings.get(row[0]), False)
+
+        return Column(depth_words(depth), cell, keep=True)
+
+    sizes = [place.n_clusters for place in report.places]
+    span = (
+        plural(min(sizes), "cluster")
+        if min(sizes) == max(sizes)
+        else f"{min(sizes)} to {max(sizes)} clusters"
+    )
+    return Section(
+        "places",
+        "Loss by length and needle depth",
+        f"{span} in a cell.",
+        note="Difference from full precision on the same prompts, by their length and by the fifth of the haystack "
+        "that the needles asked for stand in, on average. Intervals are of each cell by itself: of so many, some "
+        "leave 0 out by chance.",
+        tables=(
+            (
+                "",
+                table_of(
+                    rows,
+                    (
+                        Column("setting", lambda row: clean(row[0]), numeric=False, keep=True),
+                        Column("tokens", lambda row: f"{row[1]:,}", keep=True),
+                        *map(part, depths),
+                    ),
+                ),
+            ),
+        ),
+    )
+
+
+def depth_words(depth: tuple[float, float]) -> str:
+    """``20 to 40 %``."""
+    return f"{100 * depth[0]:.0f} to {100 * depth[1]:.0f} %"
+
+
+_PERTURBED = (
+    NAME,
+    Column("change", lambda row: row.perturb, numeric=False, keep=True),
+    Column("full changes by", lambda row: signed(row.full_change), short="full"),
+    Column("setting changes by", lambda row: signed(row.change), short="setting's"),
+    Column(
+        "beyond full [interval]",
+        lambda row: with_interval(signed(row.diff), signed_interval(row.diff_ci)),
+        short="beyond full",
+        keep=True,
+    ),
+    Column("p different", lambda row: p_value(row.p_difference), short="p diff."),
+    Column("p alike", lambda row: p_value(row.p_equivalence)),
+    VERDICT,
+    Column("clusters", lambda row: str(row.n_clusters), detail=True),
+)
+
+
+def perturbed_section(report: Report) -> Section | None:
+    """What settings lose beyond full precision when prompts are mistyped; None where none are."""
+    if not report.perturbed:
+        return None
+    more = [row for row in report.perturbed if row.verdict == "loses more"]
+    told = join([f"{clean(row.setting)} by {row.perturb}" for row in more[:3]], "and")
+    left = f", and {plural(len(more) - 3, 'more')}" if len(more) > 3 else ""
+    finding = (
+        f"Shown to lose more than full precision does: {told}{left}."
+        if more
+        else "No setting is shown to lose more than full precision does when prompts are changed."
+    )
+    return Section(
+        "perturbed",
+        "Prompts as people mistype them",
+        finding,
+        note="Each prompt as it was written and with seeded slips of the finger, odd capitals or loose punctuation, "
+        "numbers and answers left as they are. What counts is the change of the setting less that of full precision on "
+        "the same prompts. p-values are Holm-adjusted over all rows; loses as much is within the margin. All other "
+        "tables are over both wordings together, one prompt being one cluster.",
+        tables=(("", table_of(report.perturbed, _PERTURBED)),),
+    )

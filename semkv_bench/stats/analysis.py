@@ -29,7 +29,9 @@ from semkv_bench.stats.lengths import by_length, length_trend
 from semkv_bench.stats.methods import compared_methods
 from semkv_bench.stats.operating_point import candidates, choose, confirm, interval_of_choice
 from semkv_bench.stats.options import StatsOptions
-from semkv_bench.stats.pairing import PairedScores, pair
+from semkv_bench.stats.pairing import PairedScores
+from semkv_bench.stats.perturbed import by_perturbation
+from semkv_bench.stats.places import by_depth, by_place
 from semkv_bench.stats.power import residuals, seen_drops
 from semkv_bench.stats.racing import judged
 from semkv_bench.stats.result import (
@@ -112,7 +114,8 @@ def analyze(
         noise_floor=_noise_floor(settings),
         warnings=_warnings(whole),
         texts=text_results(whole, options),
-        depths=_depths(records, options, look),
+        depths=by_depth(records, options, partial(_one_task, options=options, look=look)),
+        places=by_place(alive, options, partial(_one_task, options=options, look=look)),
         lengths=by_length(
             alive,
             options,
@@ -123,6 +126,7 @@ def analyze(
             look,
         ),
         length_trend=length_trend(alive, paired, options, look),
+        perturbed=by_perturbation(alive, paired, options, look),
         methods=compared_methods(paired, settings, options, look),
         **comparisons(alive, paired, options, look) | {"n_units_recorded": recorded_units(records)},
     )
@@ -248,9 +252,6 @@ def _comparison(
     }
 
 
-DEPTHS = ("first third", "middle third", "last third")
-
-
 def _tasks(
     paired: PairedScores, options: StatsOptions, look: Look | None
 ) -> dict[str, dict[str, TaskResult]]:
@@ -277,26 +278,6 @@ def _one_task(part: PairedScores, options: StatsOptions, look: Look | None) -> d
         )
         for k, i in enumerate(here)
     }
-
-
-def _depths(
-    records: pd.DataFrame, options: StatsOptions, look: Look | None
-) -> dict[str, dict[str, TaskResult]] | None:
-    """Scores by where the needles stand, in thirds of the haystack, by the mean of those asked for.
-
-    Of runs in which tokens are deleted or left unread; None where records tell no depth.
-    """
-    if "depths" not in records or not set(records["kind"]) & {"prune", "read"}:
-        return None
-    listed = records["depths"].map(lambda depths: isinstance(depths, (list, tuple)) and len(depths) > 0)
-    mean = records["depths"].where(listed).map(np.mean, na_action="ignore").astype(float)
-    third = (mean * len(DEPTHS)).clip(upper=len(DEPTHS) - 1) // 1
-    found = {}
-    for number, name in enumerate(DEPTHS):
-        part = records[third == number]
-        if len(part):
-            found[name] = _one_task(pair(part.reset_index(drop=True), options), options, look)
-    return found or None
 
 
 def _assay(judgement: Judgement, guess: float, paired: PairedScores, dead: dict[str, str]) -> Assay:

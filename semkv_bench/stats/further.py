@@ -14,6 +14,7 @@ __all__ = [
     "MethodPoint",
     "Methods",
     "MetricPair",
+    "Perturbed",
     "RankedMetric",
     "Ranking",
     "RunawayDetector",
@@ -203,6 +204,27 @@ class TurnDrift:
     diff: float | None
     diff_ci: Ends
     p: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Perturbed:
+    """What a setting loses beyond what the reference loses when prompts are changed; p-values are Holm-adjusted.
+
+    ``full_change`` and ``change`` are the mean changes of score of the reference and of the setting, over the prompts
+    that both have in both wordings; ``diff`` is the second less the first. ``verdict`` is ``loses more``,
+    ``loses less``, ``loses as much`` (within the margin) or ``not decided``.
+    """
+
+    perturb: str
+    setting: str
+    n_clusters: int
+    full_change: float | None
+    change: float | None
+    diff: float | None
+    diff_ci: Ends
+    p_difference: float
+    p_equivalence: float
+    verdict: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from semkv_bench.stats.further import (
     Ends,
     Interpolation,
     Methods,
+    Perturbed,
     Ranking,
     RunawayDetector,
     TextResult,
@@ -379,6 +380,19 @@ class LengthTrend:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PlaceResult:
+    """The examples of one length whose needles stand, on average, in one part of the haystack.
+
+    ``depth``: ends of that part, 0 at the start of the haystack and 1 at its end.
+    """
+
+    length: int
+    depth: tuple[float, float]
+    n_clusters: int
+    settings: dict[str, TaskResult]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Served:
     """What the server of a setting said of its cache; null for what it does not tell.
 
@@ -447,6 +461,8 @@ class Report:
     depths: dict[str, dict[str, TaskResult]] | None = None
     lengths: tuple[LengthResult, ...] = ()
     length_trend: tuple[LengthTrend, ...] = ()
+    places: tuple[PlaceResult, ...] = ()
+    perturbed: tuple[Perturbed, ...] = ()
     turns: tuple[Turn, ...] = ()
     turn_drift: tuple[TurnDrift, ...] = ()
     runaway_detector: RunawayDetector | None = None

@@ -230,6 +230,7 @@ def _records(plan: Plan, session: Session, example: Example, answers: Answers) -
             "answers_hash": answers_hash(asked.answers),
             "depths": list(asked.depths),
             **({} if example.length is None else {"task_length": example.length}),
+            **({} if example.perturb is None else {"perturb": example.perturb}),
         }
         mine = [
             {**common, **_answer(plan, asked, outcome), **agreement(outcomes[0], outcome)}

@@ -51,7 +51,8 @@ class Example:
     of a task that share a document, whose scores are no evidence apart; empty: the example stands alone.
     ``question`` is what is asked, in words, for people who look at an example. ``context_tokens``: tokens before it,
     where a setting scores them alone.
-    ``length``: the tokens that were asked for, where the task has several lengths. ``forced``: all of ``target_ids`` is
+    ``length``: the tokens that were asked for, where the task has several lengths. ``perturb``: how the prompt was
+    changed, None where it stands as it was written. ``forced``: all of ``target_ids`` is
     forced on the model and scored by what it thinks of it; nothing that it says itself counts.
     """
 
@@ -74,6 +75,7 @@ class Example:
     context_tokens: int | None = None
     forced: bool = False
     length: int | None = None
+    perturb: str | None = None
 
     @property
     def unit(self) -> tuple[str, str, int]:

@@ -11,7 +11,8 @@ from semkv_bench.checks import choice, whole
 from semkv_bench.errors import UsageError
 from semkv_bench.files import json_lines
 from semkv_bench.tasks.base import Example, Task, check_draw
-from semkv_bench.tasks.encoding import encode_prompt, encode_target
+from semkv_bench.tasks.encoding import Encoded, encode_prompt, encode_target
+from semkv_bench.tasks.perturb import check_changed, kinds_of, with_variants
 from semkv_bench.tasks.scorers import SCORERS, check_references
 
 __all__ = ["Jsonl", "Prompt"]
@@ -44,19 +45,22 @@ class Jsonl(Task):
 
     scorer: of ``semkv_bench.tasks.scorers``; for lines with ``choices`` the default is ``choice``. chat: ask in the
     model's chat template. answer_prefix: begins the answer for the model. The seed draws the sample where
-    ``per_task`` is below the number of lines.
+    ``per_task`` is below the number of lines. perturb: kinds of ``semkv_bench.tasks.perturb``; each adds every prompt
+    once more, changed so.
     """
 
     path: str
     scorer: str = "contains"
     chat: bool = True
     answer_prefix: str = ""
+    perturb: str | Sequence[str] | None = None
 
     name: ClassVar[str] = "jsonl"
     prompt_source: ClassVar[str] = "own"
 
     def __post_init__(self) -> None:
         choice("task.scorer", self.scorer, tuple(SCORERS))
+        _ = kinds_of(self.perturb)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -99,7 +103,7 @@ class Jsonl(Task):
     ) -> list[Example]:
         """See ``Task.examples``."""
         check_draw(seeds, per_task, max_prompt_tokens, max_new_tokens)
-        encoded: dict[tuple[str, str], Example] = {}
+        encoded: dict[tuple[str, str], list[Example]] = {}
         made = []
         for seed in seeds:
             for task in self.names:
@@ -110,7 +114,8 @@ class Jsonl(Task):
                     key = (task, item.item_id)
                     if key not in encoded:
                         encoded[key] = self._encode(tokenizer, item, max_prompt_tokens, max_new_tokens)
-                    made.append(replace(encoded[key], seed=seed))
+                    made += [replace(example, seed=seed) for example in encoded[key]]
+        check_changed(made, kinds_of(self.perturb))
         return made
 
     def score(self, example: Example, prediction: str) -> float:
@@ -121,17 +126,20 @@ class Jsonl(Task):
 
     def _encode(
         self, tokenizer: Any, item: Prompt, max_prompt_tokens: int | None, max_new_tokens: int | None
-    ) -> Example:
-        prompt = encode_prompt(
-            tokenizer,
-            item.prompt,
-            chat=self.chat if item.chat is None else item.chat,
-            answer_prefix=self.answer_prefix,
-            max_tokens=max_prompt_tokens,
-        )
+    ) -> list[Example]:
+        def encode(text: str) -> Encoded:
+            return encode_prompt(
+                tokenizer,
+                text,
+                chat=self.chat if item.chat is None else item.chat,
+                answer_prefix=self.answer_prefix,
+                max_tokens=max_prompt_tokens,
+            )
+
+        prompt = encode(item.prompt)
         targets = [encode_target(tokenizer, prompt, answer, spaced=True) for answer in item.answers]
         limit = max_new_tokens or item.max_new_tokens or max(map(len, targets)) + _SPARE_TOKENS
-        return Example(
+        example = Example(
             task=item.task,
             example_id=item.item_id,
             seed=0,
@@ -145,6 +153,7 @@ class Jsonl(Task):
             cluster=item.cluster or "",
             question=item.prompt[-_SHOWN:],
         )
+        return with_variants(tokenizer, example, item.prompt, kinds_of(self.perturb), encode, item.choices)
 
     def _item(self, row: dict[str, Any], number: int, path: Path) -> Prompt:
         where = f"{path}, line {number}"

@@ -19,6 +19,7 @@ from semkv_bench.tasks.base import Example, Task, check_draw, choose_names, text
 from semkv_bench.tasks.encoding import Encoded, encode_prompt, encode_target
 from semkv_bench.tasks.haystack import FILLERS, insert_at
 from semkv_bench.tasks.needles import Length, draw_depths, filled, lengths_of
+from semkv_bench.tasks.perturb import check_changed, kinds_of, with_variants
 from semkv_bench.tasks.ruler_questions import HOTPOTQA, SQUAD, Question, open_questions
 from semkv_bench.tasks.words import WORDS
 
@@ -85,7 +86,8 @@ class Ruler(Task):
     subset: task names, ``generated`` (the eleven that need no data), ``all``, or a list of them; null: ``generated``.
     length: tokens of the whole prompt, filled to just under it; a list: ``per_task`` examples of each. squad,
     hotpotqa: files of ``qa_1`` and ``qa_2`` (``dev-v2.0.json``, ``hotpot_dev_distractor_v1.json``); null takes them
-    from the hub. chat: ask in the model's chat template.
+    from the hub. chat: ask in the model's chat template. perturb: kinds of ``semkv_bench.tasks.perturb``; each adds
+    every prompt once more, changed so.
     """
 
     subset: str | Sequence[str] | None = None
@@ -93,11 +95,13 @@ class Ruler(Task):
     squad: str | None = None
     hotpotqa: str | None = None
     chat: bool = True
+    perturb: str | Sequence[str] | None = None
 
     name: ClassVar[str] = "ruler"
     prompt_source: ClassVar[str] = "generated"
 
     def __post_init__(self) -> None:
+        _ = kinds_of(self.perturb)
         _ = self.names
         _ = self.lengths
 
@@ -140,15 +144,20 @@ class Ruler(Task):
             for name in self.names
             if name in QUESTIONS
         }
-        return [
-            self._example(tokenizer, name, seed, index, at, max_new_tokens, pools.get(name, ()))
+        made = [
+            example
             for name in self.names
             for at in lengths_of(self.lengths, max_prompt_tokens)
             for seed in seeds
             for index in range(per_task or DEFAULT_PER_TASK)
+            for example in self._examples(
+                tokenizer, name, seed, index, at, max_new_tokens, pools.get(name, ())
+            )
         ]
+        check_changed(made, kinds_of(self.perturb))
+        return made
 
-    def _example(
+    def _examples(
         self,
         tokenizer: Any,
         name: str,
@@ -157,18 +166,20 @@ class Ruler(Task):
         at: Length,
         max_new_tokens: int | None,
         pool: Sequence[Question],
-    ) -> Example:
+    ) -> list[Example]:
         rng = random.Random(f"ruler/{name}{at.mark}/{seed}/{index}")
         depths = draw_depths(f"ruler/{name}{at.mark}", seed, index, _count(name))
         made = _questions(rng, pool, depths) if name in QUESTIONS else _make(name, rng, depths)
 
-        def encode(text: str) -> Encoded:
-            asked = f"{text}\n\n{made.question}"
-            return encode_prompt(tokenizer, asked, chat=self.chat, answer_prefix=made.answer_prefix)
+        def whole(text: str) -> str:
+            return f"{text}\n\n{made.question}"
 
-        prompt, text = filled(name, made.text, encode, at.limit, made.most)
+        def encode(text: str) -> Encoded:
+            return encode_prompt(tokenizer, text, chat=self.chat, answer_prefix=made.answer_prefix)
+
+        prompt, text = filled(name, made.text, lambda text: encode(whole(text)), at.limit, made.most)
         answers = made.wanted if name in QUESTIONS else (", ".join(made.wanted),)
-        return Example(
+        example = Example(
             task=name,
             example_id=f"{name}{at.mark}-s{seed}-{index:04d}",
             seed=seed,
@@ -181,6 +192,7 @@ class Ruler(Task):
             question=made.question,
             length=at.length if at.mark else None,
         )
+        return with_variants(tokenizer, example, whole(text), kinds_of(self.perturb), encode, made.wanted)
 
     def score(self, example: Example, prediction: str) -> float:
         """RULER's: of questions, whether any reference stands in the prediction; else the share of them that does."""

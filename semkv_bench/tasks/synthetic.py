@@ -14,6 +14,7 @@ from semkv_bench.tasks.base import Example, Task, check_draw, choose_names, text
 from semkv_bench.tasks.encoding import Encoded, encode_prompt, encode_target
 from semkv_bench.tasks.haystack import FILLERS
 from semkv_bench.tasks.needles import MAX_KEYS, Length, bury, draw_depths, draw_keys, draw_values, lengths_of
+from semkv_bench.tasks.perturb import check_changed, kinds_of, with_variants
 
 __all__ = ["DEFAULT_SUBTASKS", "SUBTASKS", "Synthetic", "share_of_values"]
 
@@ -128,18 +129,21 @@ class Synthetic(Task):
     solves. ``length``: tokens of the whole prompt, filled with whole sentences to just under it; a list:
     ``per_task`` examples of each length. ``chat=false`` leaves the model's chat template out.
     Each seed draws new keys, values, depths and filler, so every example is evidence of its own; ``questions`` asks so
-    many needles of each haystack, one an example, which are one cluster and whose prompts begin alike.
+    many needles of each haystack, one an example, which are one cluster and whose prompts begin alike. ``perturb``:
+    kinds of ``semkv_bench.tasks.perturb``; each adds every prompt once more, changed so.
     """
 
     subset: str | Sequence[str] | None = None
     length: int | Sequence[int] = 650
     chat: bool = True
     questions: int = 1
+    perturb: str | Sequence[str] | None = None
 
     name: ClassVar[str] = "synthetic"
     prompt_source: ClassVar[str] = "generated"
 
     def __post_init__(self) -> None:
+        _ = kinds_of(self.perturb)
         _ = self.lengths
         whole("task.questions", self.questions, 1, MAX_KEYS)
         single = [name for name in self.names if name not in MANY_QUESTIONS]
@@ -183,53 +187,58 @@ class Synthetic(Task):
         haystacks = -(-wanted // self.questions)
         drawn = [
             [
-                example
+                variants
                 for index in range(haystacks)
-                for example in self._of_haystack(tokenizer, name, seed, index, at, max_new_tokens)
+                for variants in self._of_haystack(tokenizer, name, seed, index, at, max_new_tokens)
             ]
             for name in self.names
             for at in lengths_of(self.lengths, max_prompt_tokens)
             for seed in seeds
         ]
-        return [example for examples in drawn for example in examples[:wanted]]
+        made = [example for of_seed in drawn for variants in of_seed[:wanted] for example in variants]
+        check_changed(made, kinds_of(self.perturb))
+        return made
 
     def _of_haystack(
         self, tokenizer: Any, name: str, seed: int, index: int, at: Length, max_new_tokens: int | None
-    ) -> list[Example]:
-        """The examples of one haystack, which leaves room for the longest of its questions."""
+    ) -> list[list[Example]]:
+        """The examples of one haystack, each with its variants; it leaves room for the longest of its questions."""
         subtask = SUBTASKS[name]
         puzzles = subtask.puzzles(random.Random(f"{name}{at.mark}/{seed}/{index}"), self.questions)
         depths = draw_depths(f"{name}{at.mark}", seed, index, len(puzzles[0].needles))
         filler = FILLERS[subtask.filler](random.Random(f"{name}{at.mark}/{seed}/{index}/filler"))
 
-        def encode(text: str, puzzle: _Puzzle) -> Encoded:
-            words = f"{puzzle.intro}\n\n{text}\n\n{puzzle.question}"
-            return encode_prompt(tokenizer, words, chat=self.chat, answer_prefix=puzzle.answer_prefix)
+        def words(text: str, puzzle: _Puzzle) -> str:
+            return f"{puzzle.intro}\n\n{text}\n\n{puzzle.question}"
+
+        def encode(asked: str, puzzle: _Puzzle) -> Encoded:
+            return encode_prompt(tokenizer, asked, chat=self.chat, answer_prefix=puzzle.answer_prefix)
 
         def longest(text: str) -> Encoded:
-            return max((encode(text, puzzle) for puzzle in puzzles), key=lambda e: len(e.input_ids))
+            return max((encode(words(text, one), one) for one in puzzles), key=lambda e: len(e.input_ids))
 
         _, haystack = bury(name, puzzles[0].needles, depths, filler, longest, at.limit)
         examples = []
         for number, puzzle in enumerate(puzzles):
-            prompt, answer = encode(haystack, puzzle), ", ".join(puzzle.wanted)
+            asked, answer = words(haystack, puzzle), ", ".join(puzzle.wanted)
+            prompt = encode(asked, puzzle)
             target = encode_target(tokenizer, prompt, answer, spaced=True)
-            examples.append(
-                Example(
-                    task=name,
-                    example_id=f"{name}{at.mark}-s{seed}-{index:04d}"
-                    + (f"-q{number}" if self.questions > 1 else ""),
-                    seed=seed,
-                    input_ids=prompt.input_ids,
-                    answers=(answer,),
-                    max_new_tokens=max_new_tokens or len(target) + subtask.spare_tokens,
-                    target_ids=target,
-                    depths=tuple(depths[i] for i in puzzle.asked),
-                    cluster=text_hash(haystack),
-                    question=puzzle.question,
-                    length=at.length if at.mark else None,
-                )
+            example = Example(
+                task=name,
+                example_id=f"{name}{at.mark}-s{seed}-{index:04d}"
+                + (f"-q{number}" if self.questions > 1 else ""),
+                seed=seed,
+                input_ids=prompt.input_ids,
+                answers=(answer,),
+                max_new_tokens=max_new_tokens or len(target) + subtask.spare_tokens,
+                target_ids=target,
+                depths=tuple(depths[i] for i in puzzle.asked),
+                cluster=text_hash(haystack),
+                question=puzzle.question,
+                length=at.length if at.mark else None,
             )
+            again, kinds = partial(encode, puzzle=puzzle), kinds_of(self.perturb)
+            examples.append(with_variants(tokenizer, example, asked, kinds, again, puzzle.wanted))
         return examples
 
     def score(self, example: Example, prediction: str) -> float:
