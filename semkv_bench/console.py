@@ -4,11 +4,13 @@ import logging
 import os
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.logging import RichHandler
 from rich.progress import (
     BarColumn,
@@ -19,7 +21,16 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-__all__ = ["ERR", "OUT", "LastingConsole", "human_bytes", "print_plain", "set_up_output", "track"]
+__all__ = [
+    "ERR",
+    "OUT",
+    "LastingConsole",
+    "Progressing",
+    "human_bytes",
+    "print_plain",
+    "set_up_output",
+    "track",
+]
 
 
 class LastingConsole(Console):
@@ -76,12 +87,24 @@ T = TypeVar("T")
 
 
 _QUIET_SECONDS = 15.0
+_A_SECOND = 2
+_ROWS_BESIDE = 6
 
 
-def track(items: Iterable[T], total: int, what: str, console: Console) -> Iterator[T]:
-    """Yield ``items`` and show how many of ``total`` are done and how long the rest may take."""
+@dataclass(frozen=True)
+class Progressing:
+    """What is said beside a loop's progress. line: in plain text; table: in at most so many rows of a terminal."""
+
+    line: Callable[[], str]
+    table: Callable[[int], RenderableType]
+
+
+def track(
+    items: Iterable[T], total: int, what: str, console: Console, beside: Progressing | None = None
+) -> Iterator[T]:
+    """Yield ``items`` and show how many of ``total`` are done, how long the rest may take, and what is ``beside``."""
     if console.is_terminal:
-        columns = (
+        bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
@@ -89,8 +112,12 @@ def track(items: Iterable[T], total: int, what: str, console: Console) -> Iterat
             TextColumn("left"),
             TimeRemainingColumn(),
         )
-        with Progress(*columns, console=console) as bar:
-            task = bar.add_task(what, total=total)
+        task = bar.add_task(what, total=total)
+
+        def shown() -> RenderableType:
+            return bar if beside is None else Group(bar, beside.table(console.height - _ROWS_BESIDE))
+
+        with Live(console=console, get_renderable=shown, refresh_per_second=_A_SECOND):
             for item in items:
                 yield item
                 bar.advance(task)
@@ -101,7 +128,10 @@ def track(items: Iterable[T], total: int, what: str, console: Console) -> Iterat
         now = time.monotonic()
         if now - spoken >= _QUIET_SECONDS or done == total:
             left = (now - began) / done * (total - done)
+            told = beside.line() if beside is not None else ""
             console.print(
-                f"{what}: {done} of {total}, {now - began:.0f} s, about {left:.0f} s left", highlight=False
+                f"{what}: {done} of {total}, {now - began:.0f} s, about {left:.0f} s left{told and f'; {told}'}",
+                highlight=False,
+                soft_wrap=True,
             )
             spoken = now

@@ -1,7 +1,7 @@
 """The run folder: what was decided is written first, records are appended, and a killed run continues."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -68,6 +68,7 @@ class RunFolder:
     _look: dict[Unit, int | None] = field(default_factory=dict)
     _writer: _Writer | None = None
     _readers: dict[Path, UnitReader] = field(default_factory=dict)
+    _seen: Callable[[Sequence[Mapping[str, Any]]], None] | None = None
 
     @classmethod
     def open(
@@ -129,11 +130,20 @@ class RunFolder:
         planned = planned_at(self._look.get(unit, look), self.charter["settings"], self.left)
         return tuple(name for name in planned if name not in held)
 
+    def watch(self, seen: Callable[[Sequence[Mapping[str, Any]]], None]) -> None:
+        """Let ``seen`` have the records of every example, once; what was learnt before is learnt anew."""
+        self._seen = seen
+        for learnt in (self._readers, self._held, self._look, self.done, self.left):
+            learnt.clear()
+
     def _learn(self, units: Iterable[Sequence[Mapping[str, Any]]]) -> None:
         found = set()
         for records in units:
             unit = tuple(records[0][name] for name in EXAMPLE)
-            self._held.setdefault(unit, set()).update(record["setting"] for record in records)
+            held = self._held.setdefault(unit, set())
+            if self._seen is not None and any(record["setting"] not in held for record in records):
+                self._seen([record for record in records if record["setting"] not in held])
+            held.update(record["setting"] for record in records)
             self._look[unit] = records[0].get("look")
             found.add(unit)
         self._settle(found)

@@ -62,6 +62,7 @@ def run_plan(plan: "Plan", config: "DictConfig", plain: bool = False, out: "Cons
     """Run what a plan still lacks, with its progress, and return its folder."""
     from semkv_bench.console import track
     from semkv_bench.plan.plan import too_few
+    from semkv_bench.sweep.live import live
     from semkv_bench.sweep.run import open_run, run_sweep
 
     folder = open_run(plan, config)
@@ -77,7 +78,7 @@ def run_plan(plan: "Plan", config: "DictConfig", plain: bool = False, out: "Cons
         ERR.print(warning, markup=False, highlight=False, soft_wrap=True, style="yellow")
     console = LastingConsole(stderr=True, force_terminal=False) if plain else ERR
     what = "examples" if plan.shard is None else f"shard {plan.shard}: examples"
-    ran = run_sweep(plan, folder, partial(track, what=what, console=console))
+    ran = run_sweep(plan, folder, partial(track, what=what, console=console, beside=live(folder)))
     out.print(_ran_words(ran, folder, config), markup=False, highlight=False, soft_wrap=True)
     if plan.stages:
         from semkv_bench.sweep.interim import progress_words
