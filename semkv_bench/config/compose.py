@@ -126,6 +126,8 @@ class _CliffReport:
     records: str | None = None
     records_model: str | None = None
     out: str | None = None
+    export: Any = None
+    log: dict[str, Any] | None = None
 
 
 @dataclass

@@ -11,13 +11,17 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from semkv_bench import report
+from semkv_bench.config.compose import build
 from semkv_bench.errors import MissingError, UsageError
 from semkv_bench.files import check_writable
+from semkv_bench.plan.settings import plain_node
 from semkv_bench.records.folder import read_run, read_sessions
 from semkv_bench.records.foreign import read_records
 from semkv_bench.records.prompts import read_prompts
 from semkv_bench.records.runs import RUNS, newest_run
 from semkv_bench.records.schema import EXAMPLE
+from semkv_bench.report.export import exported, formats_of
+from semkv_bench.report.files import write_all
 from semkv_bench.report.formatting import join
 from semkv_bench.report.served import served_of
 from semkv_bench.report.standing import LookState, last_look
@@ -76,8 +80,15 @@ def reported(config: DictConfig, changed: Collection[str], console: Console) -> 
         raise UsageError(
             "model=NAME chooses a model of records=FILE; a run folder holds one model, leave it out"
         )
+    formats = formats_of(plain_node(config.export))
+    logger = None if config.log is None else build(config.log, "log")
     source = _foreign(config) if config.records is not None else _own(config, changed)
-    return _write_and_show(source, console), source.out
+    result = _write_and_show(source, console)
+    for path in write_all(source.out, exported(source.frame, formats)).values():
+        console.print(f"records: {path}", highlight=False, markup=False, soft_wrap=True)
+    if logger is not None:
+        console.print(logger.log(result, source.out), highlight=False, markup=False, soft_wrap=True)
+    return result, source.out
 
 
 def make_import_report(frame: pd.DataFrame, kind: str, config: DictConfig, console: Console) -> Path:
