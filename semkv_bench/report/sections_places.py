@@ -174,7 +174,7 @@ def places_section(report: Report) -> Section | None:
         f"{span} in a cell.",
         note="Difference from full precision on the same prompts, by their length and by the fifth of the haystack "
         "that the needles asked for stand in, on average. Intervals are of each cell by itself: of so many, some "
-        "leave 0 out by chance.",
+        "leave 0 out by chance. In the figure a star marks those that do.",
         tables=(
             (
                 "",
