@@ -73,7 +73,7 @@ def run_search(config: DictConfig, console: Console) -> Path:
         "calibration prompts",
         highlight=False,
     )
-    run_plan(first, calibration)
+    run_plan(first, calibration, judged=False)
     losses, measured = _losses(search)
     candidates = _candidates(search, losses)
     second_config = _confirming(search, candidates)

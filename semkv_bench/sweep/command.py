@@ -58,8 +58,13 @@ def _own_gpu(config: "DictConfig", turn: int | None) -> Iterator[None]:
         yield
 
 
-def run_plan(plan: "Plan", config: "DictConfig", plain: bool = False, out: "Console" = OUT) -> "RunFolder":
-    """Run what a plan still lacks, with its progress, and return its folder."""
+def run_plan(
+    plan: "Plan", config: "DictConfig", plain: bool = False, out: "Console" = OUT, judged: bool = True
+) -> "RunFolder":
+    """Run what a plan still lacks, with its progress, and return its folder.
+
+    judged: are verdicts to come of it, so that one wants to know how it stands?
+    """
     from semkv_bench.console import track
     from semkv_bench.plan.plan import too_few
     from semkv_bench.sweep.live import live
@@ -74,11 +79,13 @@ def run_plan(plan: "Plan", config: "DictConfig", plain: bool = False, out: "Cons
         highlight=False,
         soft_wrap=True,
     )
-    if warning := too_few(plan):
+    if judged and (warning := too_few(plan)):
         ERR.print(warning, markup=False, highlight=False, soft_wrap=True, style="yellow")
     console = LastingConsole(stderr=True, force_terminal=False) if plain else ERR
     what = "examples" if plan.shard is None else f"shard {plan.shard}: examples"
-    ran = run_sweep(plan, folder, partial(track, what=what, console=console, beside=live(folder)))
+    ran = run_sweep(
+        plan, folder, partial(track, what=what, console=console, beside=live(folder) if judged else None)
+    )
     out.print(_ran_words(ran, folder, config), markup=False, highlight=False, soft_wrap=True)
     if plan.stages:
         from semkv_bench.sweep.interim import progress_words
