@@ -124,7 +124,7 @@ def _keyword(model):
         (["target_bits=20"], 2, "target_bits=20.0 must be a number from 0 to 16"),
         ([], 2, "search needs a budget"),
         (["target_bits=4", "calibration_seeds=[0]"], 2, "cannot confirm the choice"),
-        (["target_bits=4", "quantizer=q4_0"], 2, "has them already"),
+        (["target_bits=4", "+quantizer.layers.others=8"], 2, "has them already"),
         (["target_bits=4", "grid.key_levels=8"], 2, "leave grid.key_levels and value_levels out"),
         (["target_bits=4", "grid.levels=[8]"], 2, "two level counts or more"),
         (["target_bits=4", "methods=[affine,kivi]"], 2, "search follows one quantizer"),
