@@ -9,13 +9,15 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from semkv_bench import kernels
-from semkv_bench.kernels import PackedLayout, PackedVectors, total_nbytes
+from semkv_bench.kernels import AlignedLayout, PackedLayout, PackedVectors, total_nbytes
 from semkv_bench.models.device import describe
 from semkv_bench.quantizers.turboquant import codebook_tables
 
@@ -67,26 +69,44 @@ def packed(heads: int, tokens: int, head_dim: int, device: torch.device) -> dict
     x = torch.randn(heads, tokens, head_dim, dtype=torch.float16, device=device)
     codes, scale, zero = kernels.affine_quantize(x, levels[None], head_dim)
     vectors = PackedVectors(layout, kernels.pack(codes[0], layout), scale[0], zero)
-    query = torch.randn(4 * heads, head_dim, dtype=torch.float16, device=device)
-    group = query.view(1, 4 * heads, 1, head_dim)
-    attend = torch.nn.functional.scaled_dot_product_attention
     cache = total_nbytes([vectors])
     return {
         "pack": (lambda: kernels.pack(codes[0], layout), codes[0].nbytes + vectors.words.nbytes),
         "unpack values": (lambda: kernels.unpack_dequantize(vectors, torch.float16), cache + x.nbytes),
-        "attention, packed": (lambda: kernels.packed_attention(query, vectors, vectors, 0.1), 2 * cache),
-        "attention, torch in 16 bits": (
-            lambda: attend(group, x[None], x[None], enable_gqa=True),
-            2 * x.nbytes,
-        ),
     }
+
+
+def attention(
+    heads: int, tokens: int, head_dim: int, device: torch.device
+) -> dict[str, tuple[Callable, int]]:
+    """Attention of one token over the caches of the static report, and over the same in 16 bits."""
+    x = torch.randn(heads, tokens, head_dim, dtype=torch.float16, device=device)
+    query = torch.randn(1, 4 * heads, head_dim, dtype=torch.float16, device=device)
+    calls = {
+        "attention, torch in 16 bits": (
+            partial(scaled_dot_product_attention, query[:, :, None], x[None], x[None], enable_gqa=True),
+            2 * x.nbytes,
+        )
+    }
+    for mix in ((6, 5), (5,), (4,)):
+        levels = torch.tensor([mix[0], *mix[-1:] * 3], device=device)[torch.arange(tokens, device=device) % 4]
+        layout = AlignedLayout.build(levels, heads, head_dim)
+        codes, scale, zero = kernels.affine_quantize(x, layout.levels()[None], head_dim)
+        metadata = torch.cat([scale[0], zero], dim=-1)
+        vectors = PackedVectors(layout, kernels.pack(codes[0], layout), *metadata.chunk(2, dim=-1))
+        work = kernels.attention_work([[(vectors, vectors)]], device)
+        calls[f"attention, affine {'/'.join(map(str, mix))}"] = (
+            partial(kernels.packed_attention, query, query, work, [], 0.1),
+            2 * total_nbytes([vectors]),
+        )
+    return calls
 
 
 def main() -> int:
     """Measure and write the outcome; 3 if there is nothing to measure on."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--heads", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=32_768)
+    parser.add_argument("--tokens", type=int, default=131_072)
     parser.add_argument("--head-dims", type=int, nargs="+", default=[64, 128, 256])
     parser.add_argument("--out", type=Path, default=Path("results/benchmarks/kernel_bandwidth.json"))
     options = parser.parse_args()
@@ -100,7 +120,8 @@ def main() -> int:
     rows = []
     for head_dim in options.head_dims:
         shape = (options.heads, options.tokens, head_dim)
-        for name, (call, moved) in {**coding(*shape, device), **packed(*shape, device)}.items():
+        calls = {**coding(*shape, device), **packed(*shape, device), **attention(*shape, device)}
+        for name, (call, moved) in calls.items():
             elapsed = milliseconds(call, device)
             speed = moved / elapsed / 1e6
             rows.append(

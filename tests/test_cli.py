@@ -348,7 +348,13 @@ def test_completion_is_a_script_of_the_shell(shell, capsys):
     [
         (
             ["quantizer=affine", "allocation=two_level", "allocation.high=6", "allocation.low=5"],
-            {"code_bits": 2.388, "packed_bits": 2.4, "effective_bits": 2.65, "compression": 6.04},
+            {
+                "code_bits": 2.388,
+                "packed_bits": 2.4,
+                "effective_bits": 2.65,
+                "compression": 6.04,
+                "aligned_bits": 2.667,
+            },
         ),
         (
             [

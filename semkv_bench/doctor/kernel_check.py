@@ -11,7 +11,7 @@ __all__ = ["check"]
 
 
 def check(use_triton: bool) -> str:
-    """Quantize a small tensor with the reference and, if asked for, with the Triton kernel.
+    """Quantize a small tensor with the reference and, if asked for, with the Triton kernel, on every GPU in turn.
 
     Returns what was compared; raises AssertionError where a result is wrong.
     """
@@ -23,15 +23,18 @@ def check(use_triton: bool) -> str:
     assert back.flatten().tolist() == [0.0, 1.25, 2.5, 0.0], f"the reference gives {back.flatten().tolist()}"
     if not use_triton:
         return "reference"
-    on_gpu = torch.cuda.is_available()
-    device = torch.device("cuda" if on_gpu else "cpu")
     kernels = importlib.import_module("semkv_bench.kernels.affine_triton")
-    x = torch.randn(2, 5, 64, generator=torch.Generator().manual_seed(0)).to(device)
-    levels = torch.tensor([[2], [5]], device=device)
-    mine = kernels.affine_quantize_dequantize(x, levels, 64)
+    x = torch.randn(2, 5, 64, generator=torch.Generator().manual_seed(0))
+    levels = torch.tensor([[2], [5]])
     expected = affine_reference.affine_quantize_dequantize(x, levels, 64)
-    assert torch.equal(mine, expected), "the Triton kernel and its reference differ"
-    return f"Triton on {torch.cuda.get_device_name() if on_gpu else 'the CPU, interpreted'}, equal to the reference"
+    gpus = torch.cuda.device_count()
+    # The first GPU is current all the while: a launch must find the one that holds its tensor.
+    for device in [torch.device("cuda", number) for number in range(gpus)] or [torch.device("cpu")]:
+        mine = kernels.affine_quantize_dequantize(x.to(device), levels.to(device), 64)
+        assert torch.equal(mine.cpu(), expected), f"on {device} the Triton kernel and its reference differ"
+    where = torch.cuda.get_device_name() if gpus else "the CPU, interpreted"
+    each = f" and {gpus - 1} more, each launch on the GPU of its tensor" if gpus > 1 else ""
+    return f"Triton on {where}{each}, equal to the reference"
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ __all__ = [
     "MAX_LEVELS",
     "PackingPlan",
     "Storage",
+    "aligned_plan",
     "check_levels",
     "code_bits",
     "mix",
@@ -98,6 +99,29 @@ def packing_plan(levels: int) -> PackingPlan:
         if bits / digits < _WASTE * math.log2(levels):
             return PackingPlan(levels, digits, bits)
         digits += 1
+
+
+_LANE = 16  # bits of the lane that a group is read in
+
+
+@cache
+def aligned_plan(levels: int) -> PackingPlan:
+    """How codes are packed for speed: three digits in a group that one 16-bit lane can take apart.
+
+    Few level counts cost more than under ``packing_plan``: L=6 has three digits in eight bits, 2.667 and not 2.6. Above
+    32 levels a code is a group of its own.
+    Raises UsageError for a level count outside 2..256.
+
+    >>> [(plan.digits, plan.bits) for plan in map(aligned_plan, (2, 3, 4, 5, 6, 7, 12, 24, 100))]
+    [(3, 3), (3, 5), (3, 6), (3, 7), (3, 8), (3, 9), (3, 11), (3, 15), (1, 7)]
+    """
+    check_levels([levels])
+    width = (levels - 1).bit_length()
+    if 3 * width >= _LANE:
+        return PackingPlan(levels, 1, width)
+    bits = (levels**3 - 1).bit_length()
+    # A group times its levels, which is how the next digit is found, must fit the lane.
+    return PackingPlan(levels, 3, bits if bits + width <= _LANE else 3 * width)
 
 
 def mix(parts: Iterable[tuple[float, Storage]]) -> Storage:

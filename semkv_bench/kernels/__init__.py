@@ -6,6 +6,7 @@ from semkv_bench.lazy import on_demand
 
 if TYPE_CHECKING:
     from semkv_bench.kernels.affine_reference import affine_dequantize
+    from semkv_bench.kernels.aligned import AlignedLayout
     from semkv_bench.kernels.attention_reference import merge_attention
     from semkv_bench.kernels.codebook_reference import codebook_dequantize
     from semkv_bench.kernels.codebook_tables import CodebookTables
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
         KERNELS_VARIABLE,
         affine_quantize,
         affine_quantize_dequantize,
+        attention_work,
         backend,
         codebook_quantize,
         codebook_quantize_dequantize,
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "KERNELS_VARIABLE",
+    "AlignedLayout",
     "CodebookTables",
     "NonFiniteError",
     "PackedLayout",
@@ -33,6 +36,7 @@ __all__ = [
     "affine_dequantize",
     "affine_quantize",
     "affine_quantize_dequantize",
+    "attention_work",
     "backend",
     "codebook_dequantize",
     "codebook_quantize",

@@ -1,214 +1,399 @@
-"""Triton kernel for ``attention_reference``: scores and weighted values straight from packed blocks.
+"""Triton kernel for ``attention_reference``: attention in the domain of codes.
 
-One program walks some blocks of one head with an online softmax; the queries of a group share what it
-decodes. Decoded tiles live in registers, no unpacked copy of the cache exists. All sums are float32.
+With a token's value = scale * code + zero, score = scale (q . code) + zero sum(q) and output = sum (p scale) code +
+sum p zero. So codes go into matrix instructions as they are, exact in float16, and no value is ever scaled by itself.
+What meets them, queries and weights, is split into a high and a low float16. See ``docs/kernels.md``.
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from semkv_bench.kernels.aligned_rows import (
+    CODE_UNIT,
+    TABLE_UNIT,
+    as_float16,
+    code_unit,
+    exponent,
+    grouped_values,
+    high_and_low,
+    load_groups,
+    load_step,
+    next_digit,
+    plan_bits,
+    plan_digits,
+    plan_number,
+    table_values,
+    whole_codes,
+)
+from semkv_bench.kernels.attention_jobs import FIELDS, Work, attention_work, tile_rows
 from semkv_bench.kernels.attention_reference import merge_attention
 from semkv_bench.kernels.launch import launch
-from semkv_bench.kernels.packed import PackedVectors, arithmetic, class_table, plan_tables
-from semkv_bench.kernels.packed_rows import dequantize, load_codes, locate
-from semkv_bench.kernels.packing_triton import tile_tokens
 
-__all__ = ["packed_attention"]
+__all__ = ["attention_work", "packed_attention"]
 
-_BLOCKS_PER_PROGRAM = 4
-_MOST_PARTS = 128
+_FIELDS = tl.constexpr(FIELDS)
+_KINDS = 4  # pairs of level counts that one launch has code for
+_QUERIES = 16  # of one head that a program takes
+_PLAIN_TOKENS = 256  # tokens in 16 bits that a program takes
+_WEIGHT_UNIT = tl.constexpr(float(2**14))
 
 
 @triton.jit
-def locate_tile(
-    token_class, class_levels, plans, head, block, start, tokens, classes,
-    CLASS_BITS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """``locate`` for TILE tokens of one head: levels, digits, bits, rank and the class's first bit."""
-    levels, digits, bits, rank, base, head_bits = locate(
-        token_class, class_levels, plans, block, start, tokens, classes, CLASS_BITS, HEAD_DIM, BLOCK, TILE
+def load_query(query, member, GROUP, column, HEAD_DIM: tl.constexpr, QUERIES: tl.constexpr):
+    """Queries of one head, float32 [2 * WIDTH, QUERIES]."""
+    mask = (column < HEAD_DIM)[:, None] & (member < GROUP)[None, :]
+    return tl.load(query + member[None, :] * HEAD_DIM + column[:, None], mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def power_of_two_below(x):
+    """The largest power of two up to x >= 0, and at least 2**-100."""
+    bits = tl.maximum(x, 7.888609052210118e-31).to(tl.uint32, bitcast=True) & 0x7F800000
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def store_part(weighted, highest, total, out, log_sums, member, group, column, HEAD_DIM: tl.constexpr):
+    """weighted [2 * WIDTH, QUERIES] and total [QUERIES], in units of exp2(highest), as output and natural log-sum."""
+    some = total > 0
+    result = weighted / tl.where(some, total, 1.0)[None, :]
+    mask = (column < HEAD_DIM)[:, None] & (member < group)[None, :]
+    tl.store(out + member[None, :] * HEAD_DIM + column[:, None], result, mask=mask)
+    log_sum = tl.where(
+        some, (highest + tl.log2(tl.where(some, total, 1.0))) * 0.6931471805599453, float("-inf")
     )
-    return levels, digits, bits, rank, base + head * head_bits
+    tl.store(log_sums + member, log_sum, mask=member < group)
 
 
 @triton.jit
-def fade_in(scores, highest, total):
-    """One step of an online softmax over scores [QUERIES, TILE] in units of log 2.
+def attend_coded(
+    query, job, head, out, log_sums, member, group, scale_log2,
+    KEY_PLAN: tl.constexpr, VALUE_PLAN: tl.constexpr, KEY_KIND: tl.constexpr, VALUE_KIND: tl.constexpr,
+    KEY_GROUPS: tl.constexpr, VALUE_GROUPS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr,
+    ROWS: tl.constexpr, QUERIES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Attention of one head's queries over the tokens of one job, all of one pair of level counts.
 
-    Returns weights exp2(score - new maximum), the factor by which all before fades, and the new maximum and
-    sum of weights [QUERIES]. The first tile of a part always has a token, so the maximum is finite from then on.
+    Three tokens in a row have one row of a tile, one for each of their groups' digits.
     """
-    new_highest = tl.maximum(highest, tl.max(scores, axis=1))
-    weights = tl.exp2(scores - new_highest[:, None])
-    fade = tl.exp2(highest - new_highest)
-    return weights, fade, new_highest, total * fade + tl.sum(weights, axis=1)
+    PAIRS: tl.constexpr = (HEAD_DIM + 1) // 2
+    # A row of channels starts where 128 bits can be read, if its length is such.
+    ALIGNED: tl.constexpr = 16 if PAIRS % 4 == 0 else 4
+    key_words = tl.multiple_of(
+        tl.load(job + 1).to(tl.pointer_type(tl.int32)) + head * tl.load(job + 2), ALIGNED
+    )
+    value_words = tl.multiple_of(
+        tl.load(job + 3).to(tl.pointer_type(tl.int32)) + head * tl.load(job + 4), ALIGNED
+    )
+    key_metadata = tl.load(job + 5).to(tl.pointer_type(tl.float16)) + head * tl.load(job + 6)
+    value_metadata = tl.load(job + 7).to(tl.pointer_type(tl.float16)) + head * tl.load(job + 8)
+    first = tl.load(job + 9).to(tl.int32)
+    last = tl.load(job + 10).to(tl.int32)
+    key_table = tl.load(job + 11).to(tl.pointer_type(tl.float32))
+    value_table = tl.load(job + 12).to(tl.pointer_type(tl.float32))
+
+    column = tl.arange(0, WIDTH)
+    channel = tl.arange(0, 2 * WIDTH)
+    row = tl.arange(0, ROWS)
+    asked = load_query(query, member, group, channel, HEAD_DIM, QUERIES) * scale_log2
+    asked_sum = tl.sum(asked, axis=0)
+    # Queries fill the range of float16, so that their low part has its bits, too.
+    unit = power_of_two_below(tl.max(tl.max(tl.abs(asked), axis=1), axis=0)) / _WEIGHT_UNIT
+    asked_high, asked_low = high_and_low(asked / unit)
+
+    highest = tl.full([QUERIES], float("-inf"), dtype=tl.float32)
+    total = tl.zeros([ROWS, QUERIES], dtype=tl.float32)
+    offset = tl.zeros([ROWS, QUERIES], dtype=tl.float32)
+    weighted = tl.zeros([2 * WIDTH, QUERIES], dtype=tl.float32)
+    KEY_DIGITS: tl.constexpr = plan_digits(KEY_PLAN)
+    VALUE_DIGITS: tl.constexpr = plan_digits(VALUE_PLAN)
+    KEY_BITS: tl.constexpr = plan_bits(KEY_PLAN)
+    VALUE_BITS: tl.constexpr = plan_bits(VALUE_PLAN)
+    for start in range(first, last, 3 * ROWS):
+        token = start + row * 3
+        groups = tl.zeros([ROWS, WIDTH], dtype=tl.uint32)
+        scores = ()
+        steps = ()
+        zeros = ()
+        above = tl.full([ROWS, QUERIES], float("-inf"), dtype=tl.float32)
+        for place in tl.static_range(3):
+            there = token + place < last
+            here = tl.minimum(token + place, last - 1)
+            if KEY_DIGITS == 1:
+                groups = load_groups(
+                    key_words, token + place, there, row, column, PAIRS, WIDTH, KEY_BITS, 3, place
+                )
+            elif place == 0:
+                groups = load_groups(key_words, token // 3, there, row, column, PAIRS, WIDTH, KEY_BITS, 1, 0)
+            digit, groups = next_digit(groups, KEY_PLAN, place, KEY_KIND != 0)
+            if KEY_KIND == 1:
+                code = whole_codes(digit, ROWS, WIDTH)
+                key = grouped_values(code, key_metadata, here, channel, HEAD_DIM, KEY_GROUPS)
+                score = tl.dot(key, asked, input_precision=PRECISION)
+            elif KEY_KIND == 2:
+                code = whole_codes(digit, ROWS, WIDTH)
+                high, low = table_values(code, key_table, channel, HEAD_DIM)
+                score = tl.dot(high, asked_high, out_dtype=tl.float32)
+                score = tl.dot(high, asked_low, score)
+                score = tl.dot(low, asked_high, score)
+                norm, _ = load_step(key_metadata, here, 2)
+                score = score * (norm * (unit / TABLE_UNIT))[:, None]
+            else:
+                code = as_float16(digit, ROWS, WIDTH)
+                score = tl.dot(code, asked_high, out_dtype=tl.float32)
+                score = tl.dot(code, asked_low, score)
+                scale, zero = load_step(key_metadata, here, 0)
+                score = score * (scale * (unit * code_unit(KEY_PLAN, place)))[:, None]
+                score += zero[:, None] * asked_sum[None, :]
+            score = tl.where(there[:, None], score, float("-inf"))
+            if VALUE_KIND == 1:
+                scale, zero = tl.full([ROWS], 1.0, dtype=tl.float32), tl.zeros([ROWS], dtype=tl.float32)
+                above = tl.maximum(above, score)
+            else:
+                scale, zero = load_step(value_metadata, here, VALUE_KIND)
+                # The largest weight, not the largest score, is what fills the range of float16.
+                above = tl.maximum(above, score + exponent(scale)[:, None])
+            scores = scores + (score,)  # noqa: RUF005
+            steps = steps + (scale,)  # noqa: RUF005
+            zeros = zeros + (zero,)  # noqa: RUF005
+
+        now = tl.maximum(highest, tl.max(above, axis=0))
+        fade = tl.exp2(highest - now)
+        highest = now
+        total *= fade[None, :]
+        offset *= fade[None, :]
+        weighted *= fade[None, :]
+        for place in tl.static_range(3):
+            there = token + place < last
+            here = tl.minimum(token + place, last - 1)
+            weight = tl.exp2(scores[place] - now[None, :])
+            total += weight
+            if VALUE_DIGITS == 1:
+                groups = load_groups(
+                    value_words, token + place, there, row, column, PAIRS, WIDTH, VALUE_BITS, 3, place
+                )
+            elif place == 0:
+                groups = load_groups(
+                    value_words, token // 3, there, row, column, PAIRS, WIDTH, VALUE_BITS, 1, 0
+                )
+            digit, groups = next_digit(groups, VALUE_PLAN, place, VALUE_KIND != 0)
+            if VALUE_KIND == 1:
+                code = whole_codes(digit, ROWS, WIDTH)
+                value = grouped_values(code, value_metadata, here, channel, HEAD_DIM, VALUE_GROUPS)
+                weighted = tl.dot(tl.trans(value), weight, weighted, input_precision=PRECISION)
+            elif VALUE_KIND == 2:
+                code = whole_codes(digit, ROWS, WIDTH)
+                high, low = table_values(code, value_table, channel, HEAD_DIM)
+                weight_high, weight_low = high_and_low(weight * (steps[place] * _WEIGHT_UNIT)[:, None])
+                weighted = tl.dot(tl.trans(high), weight_high, weighted)
+                weighted = tl.dot(tl.trans(high), weight_low, weighted)
+                weighted = tl.dot(tl.trans(low), weight_high, weighted)
+            else:
+                code = tl.trans(as_float16(digit, ROWS, WIDTH))
+                offset += weight * zeros[place][:, None]
+                unit_here = _WEIGHT_UNIT / CODE_UNIT * code_unit(VALUE_PLAN, place)
+                weight_high, weight_low = high_and_low(weight * (steps[place] * unit_here)[:, None])
+                weighted = tl.dot(code, weight_high, weighted)
+                weighted = tl.dot(code, weight_low, weighted)
+
+    if VALUE_KIND == 0:
+        weighted = weighted * (CODE_UNIT / _WEIGHT_UNIT) + tl.sum(offset, axis=0)[None, :]
+    elif VALUE_KIND == 2:
+        weighted = weighted * (1.0 / (TABLE_UNIT * _WEIGHT_UNIT))
+    store_part(weighted, highest, tl.sum(total, axis=0), out, log_sums, member, group, channel, HEAD_DIM)
+
+
+@triton.jit
+def attend_plain(
+    query, keys, values, token_stride, start, stop, out, log_sums, member, group, scale_log2,
+    HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, QUERIES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Attention of one head's queries over its tokens ``start`` to ``stop``, which are not coded."""
+    channel = tl.arange(0, 2 * WIDTH)
+    asked = load_query(query, member, group, channel, HEAD_DIM, QUERIES) * scale_log2
+    highest = tl.full([QUERIES], float("-inf"), dtype=tl.float32)
+    total = tl.zeros([QUERIES], dtype=tl.float32)
+    weighted = tl.zeros([2 * WIDTH, QUERIES], dtype=tl.float32)
+    for first in range(start, stop, ROWS):
+        token = first + tl.arange(0, ROWS)
+        there = token < stop
+        at = token.to(tl.int64)[:, None] * token_stride + channel[None, :]
+        mask = there[:, None] & (channel < HEAD_DIM)[None, :]
+        key = tl.load(keys + at, mask=mask, other=0.0).to(tl.float32)
+        score = tl.dot(key, asked, input_precision=PRECISION)
+        score = tl.where(there[:, None], score, float("-inf"))
+        now = tl.maximum(highest, tl.max(score, axis=0))
+        weight = tl.exp2(score - now[None, :])
+        fade = tl.exp2(highest - now)
+        highest = now
+        total = total * fade + tl.sum(weight, axis=0)
+        value = tl.load(values + at, mask=mask, other=0.0).to(tl.float32)
+        weighted = tl.dot(tl.trans(value), weight, weighted * fade[None, :], input_precision=PRECISION)
+    store_part(weighted, highest, total, out, log_sums, member, group, channel, HEAD_DIM)
 
 
 @triton.jit
 def attention_kernel(
-    query,  # [query_heads, head_dim], contiguous
-    key_words,  # of keys, as of values below: int32 words,
-    key_class,  # uint8, CLASS_BITS bits a token,
-    key_levels,  # int32 [classes],
-    key_start,  # int32 [blocks + 1], first word of each block,
-    key_scale,  # float16 [heads, tokens, GROUPS], or norms,
-    key_offset,  # float16 zeros [heads, tokens, GROUPS], or float32 centroids [top + 1, top]
-    value_words,
-    value_class,
-    value_levels,
-    value_start,
-    value_scale,
-    value_offset,
-    plans,  # int32 [257, 2], digits and bits of a group
-    powers,  # int64 [257, 16], L**j
-    out,  # float32 [parts, query_heads, head_dim]
-    log_sums,  # float32 [parts, query_heads], natural logarithms
-    tokens,
-    blocks,
-    blocks_per_part,
+    query,  # [rows, query_heads, head_dim], contiguous
+    turned,  # the same in the basis of coded keys
+    jobs,  # int64 [rows * coded_parts, _FIELDS]
+    first_keys,  # [rows, heads, tokens, head_dim], as all below
+    first_values,
+    second_keys,
+    second_values,
+    out,  # float32 [rows, parts, query_heads, head_dim]
+    log_sums,  # float32 [rows, parts, query_heads], natural logarithms
+    coded_parts,  # of a row, the first ones
+    first_parts,  # of a row's first plain tokens
+    parts,  # of a row
+    first_tokens,
+    first_row,  # strides, in elements
+    first_head,
+    first_token,
+    second_tokens,
+    second_row,
+    second_head,
+    second_token,
     query_heads,
-    key_classes,
-    value_classes,
-    key_top,
-    value_top,
+    group,  # queries that share a head
+    first_kind,
     scale_log2,  # softmax scale / log(2)
-    KEY_CLASS_BITS: tl.constexpr,
-    VALUE_CLASS_BITS: tl.constexpr,
-    KEY_AFFINE: tl.constexpr,
-    VALUE_AFFINE: tl.constexpr,
+    KINDS: tl.constexpr,  # pairs of plans that this launch attends to: key's number << 20 | value's number
+    KEY_KIND: tl.constexpr,
+    VALUE_KIND: tl.constexpr,
     KEY_GROUPS: tl.constexpr,
     VALUE_GROUPS: tl.constexpr,
-    ARITHMETIC: tl.constexpr,
-    SHARED: tl.constexpr,  # keys and values have one layout
+    PLAIN: tl.constexpr,  # this launch takes the plain tokens
+    PLAIN_TOKENS: tl.constexpr,  # that a program takes
     HEAD_DIM: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    TILE: tl.constexpr,
-    GROUP: tl.constexpr,  # queries that share a head
-    QUERIES: tl.constexpr,  # GROUP, rounded up to a power of two
+    WIDTH: tl.constexpr,  # half of HEAD_DIM, rounded up to a power of two
+    ROWS: tl.constexpr,
+    QUERIES: tl.constexpr,  # of one head that a program takes
+    PRECISION: tl.constexpr,  # of products of float32
 ):
-    """Attention of the GROUP queries of head ``program_id(0)`` over the blocks of part ``program_id(1)``.
-
-    out = softmax(scale * q . k) v over the part's tokens, log_sums = log sum exp(scale * q . k); keys and
-    values are decoded TILE tokens at a time and never stored.
-    """
-    head = tl.program_id(0)
-    part = tl.program_id(1)
-    column = tl.arange(0, WIDTH)
-    member = tl.arange(0, QUERIES)
-    query_row = head.to(tl.int64) * GROUP + member
-    query_mask = (member < GROUP)[:, None] & (column < HEAD_DIM)[None, :]
-    query_at = query_row[:, None] * HEAD_DIM + column[None, :]
-    scaled_query = tl.load(query + query_at, mask=query_mask, other=0.0).to(tl.float32) * scale_log2
-
-    highest = tl.full([QUERIES], float("-inf"), dtype=tl.float32)
-    total = tl.zeros([QUERIES], dtype=tl.float32)
-    weighted = tl.zeros([QUERIES, WIDTH], dtype=tl.float32)
-    first = part * blocks_per_part
-    for index in range(first, tl.minimum(first + blocks_per_part, blocks)):
-        block = tl.cast(index, tl.int64)
-        key_here = key_words + tl.load(key_start + block)
-        value_here = value_words + tl.load(value_start + block)
-        for start in range(0, BLOCK, TILE):
-            token = block * BLOCK + start + tl.arange(0, TILE)
-            row_mask = token < tokens
-            mask = row_mask[:, None] & (column < HEAD_DIM)[None, :]
-            row = head.to(tl.int64) * tokens + token
-
-            levels, digits, bits, rank, base = locate_tile(
-                key_class, key_levels, plans, head, block, start, tokens, key_classes,
-                KEY_CLASS_BITS, HEAD_DIM, BLOCK, TILE,
-            )  # fmt: skip
-            code = load_codes(
-                key_here, powers, levels, digits, bits, rank, base, column, mask, HEAD_DIM, ARITHMETIC
-            )  # fmt: skip
-            keys = dequantize(
-                code, levels, row, row_mask, column, mask, key_scale, key_offset, key_top,
-                KEY_AFFINE, KEY_GROUPS, HEAD_DIM // KEY_GROUPS,
-            )  # fmt: skip
-            # Few queries share a head, so a matrix unit would mostly multiply padding.
-            scores = tl.sum(scaled_query[:, None, :] * keys[None, :, :], axis=2)
-            scores = tl.where(row_mask[None, :], scores, float("-inf"))
-            weights, fade, highest, total = fade_in(scores, highest, total)
-
-            if not SHARED:
-                levels, digits, bits, rank, base = locate_tile(
-                    value_class, value_levels, plans, head, block, start, tokens, value_classes,
-                    VALUE_CLASS_BITS, HEAD_DIM, BLOCK, TILE,
+    """One part of a row: ``program_id(0)`` counts the parts of all rows, ``program_id(1)`` heads and their queries."""
+    index = tl.program_id(0).to(tl.int64)
+    row = index // parts
+    part = (index % parts).to(tl.int32)
+    chunks = (group + QUERIES - 1) // QUERIES
+    head = (tl.program_id(1) // chunks).to(tl.int64)
+    member = (tl.program_id(1) % chunks) * QUERIES + tl.arange(0, QUERIES)
+    asked = (row * query_heads + head * group) * HEAD_DIM
+    log_sums += index * query_heads + head * group
+    out += (index * query_heads + head * group) * HEAD_DIM
+    if part < coded_parts:
+        job = jobs + (row * coded_parts + part) * _FIELDS
+        kind = tl.load(job).to(tl.int32)
+        for number in tl.static_range(len(KINDS)):
+            if kind == first_kind + number:
+                attend_coded(
+                    turned + asked, job, head, out, log_sums, member, group, scale_log2,
+                    KINDS[number] >> 20, KINDS[number] & 0xFFFFF, KEY_KIND, VALUE_KIND, KEY_GROUPS, VALUE_GROUPS,
+                    HEAD_DIM, WIDTH, ROWS, QUERIES, PRECISION,
                 )  # fmt: skip
-            code = load_codes(
-                value_here, powers, levels, digits, bits, rank, base, column, mask, HEAD_DIM, ARITHMETIC
+        if (kind < 0) & (first_kind == 0):
+            channel = tl.arange(0, 2 * WIDTH)
+            nothing = tl.zeros([QUERIES], dtype=tl.float32)
+            empty = tl.zeros([2 * WIDTH, QUERIES], dtype=tl.float32)
+            store_part(empty, nothing, nothing, out, log_sums, member, group, channel, HEAD_DIM)
+    elif PLAIN:
+        part -= coded_parts
+        if part < first_parts:
+            at = row * first_row + head * first_head
+            start = part * PLAIN_TOKENS
+            attend_plain(
+                query + asked, first_keys + at, first_values + at, first_token, start,
+                tl.minimum(start + PLAIN_TOKENS, first_tokens), out, log_sums, member, group, scale_log2,
+                HEAD_DIM, WIDTH, 32, QUERIES, PRECISION,
             )  # fmt: skip
-            values = dequantize(
-                code, levels, row, row_mask, column, mask, value_scale, value_offset, value_top,
-                VALUE_AFFINE, VALUE_GROUPS, HEAD_DIM // VALUE_GROUPS,
+        else:
+            at = row * second_row + head * second_head
+            start = (part - first_parts) * PLAIN_TOKENS
+            attend_plain(
+                query + asked, second_keys + at, second_values + at, second_token, start,
+                tl.minimum(start + PLAIN_TOKENS, second_tokens), out, log_sums, member, group, scale_log2,
+                HEAD_DIM, WIDTH, 32, QUERIES, PRECISION,
             )  # fmt: skip
-            weighted = weighted * fade[:, None] + tl.sum(weights[:, :, None] * values[None, :, :], axis=1)
-
-    row_out = part.to(tl.int64) * query_heads + query_row
-    tl.store(out + row_out[:, None] * HEAD_DIM + column[None, :], weighted / total[:, None], mask=query_mask)
-    # Scores are in units of log 2.
-    tl.store(log_sums + row_out, (highest + tl.log2(total)) * 0.6931471805599453, mask=member < GROUP)
 
 
 def packed_attention(
-    query: Tensor, keys: PackedVectors, values: PackedVectors, softmax_scale: float
-) -> tuple[Tensor, Tensor]:
+    query: Tensor,
+    turned: Tensor,
+    work: Work,
+    plain: Sequence[tuple[Tensor, Tensor]],
+    softmax_scale: float,
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """See ``attention_reference.packed_attention``."""
-    layout = keys.layout
-    query_heads = query.shape[0]
-    group = query_heads // layout.heads
-    queries = triton.next_power_of_2(group)
-    # Enough programs for the machine, few enough parts to merge cheaply.
-    per_part = max(_BLOCKS_PER_PROGRAM, -(-layout.blocks // _MOST_PARTS))
-    parts = -(-layout.blocks // per_part)
-    out = torch.empty(parts, *query.shape, dtype=torch.float32, device=query.device)
-    log_sums = torch.empty(parts, query_heads, dtype=torch.float32, device=query.device)
-    launch(
-        attention_kernel,
-        (layout.heads, parts),
-        query,
-        query.contiguous(),
-        *_side(keys),
-        *_side(values),
-        *plan_tables(query.device),
-        out,
-        log_sums,
-        layout.tokens,
-        layout.blocks,
-        per_part,
-        query_heads,
-        len(layout.class_levels),
-        len(values.layout.class_levels),
-        keys.top,
-        values.top,
-        softmax_scale / math.log(2),
-        KEY_CLASS_BITS=layout.class_bits,
-        VALUE_CLASS_BITS=values.layout.class_bits,
-        KEY_AFFINE=keys.is_affine,
-        VALUE_AFFINE=values.is_affine,
-        KEY_GROUPS=keys.groups,
-        VALUE_GROUPS=values.groups,
-        ARITHMETIC=arithmetic(layout.class_levels + values.layout.class_levels),
-        SHARED=layout is values.layout,
-        HEAD_DIM=layout.head_dim,
-        WIDTH=triton.next_power_of_2(layout.head_dim),
-        BLOCK=layout.block,
-        # The products of a tile with all queries must fit the registers of its threads.
-        TILE=tile_tokens(layout, 8192 // max(4, queries)),
-        GROUP=group,
-        QUERIES=queries,
-        num_warps=8,
-        num_stages=1,
+    rows, query_heads, head_dim = query.shape
+    sources = [_source(*pair) for pair in plain if pair[0].shape[2]][:2]
+    plain_parts = [-(-keys.shape[2] // _PLAIN_TOKENS) for keys, _ in sources]
+    parts = work.parts + sum(plain_parts)
+    out = torch.empty(rows, parts, query_heads, head_dim, dtype=torch.float32, device=query.device)
+    log_sums = torch.empty(rows, parts, query_heads, dtype=torch.float32, device=query.device)
+    heads = sources[0][0].shape[1] if sources else work.heads
+    group = query_heads // heads
+    queries = min(_QUERIES, max(8, triton.next_power_of_2(group)))
+    query, turned = query.contiguous(), turned.contiguous()
+    while len(sources) < 2:
+        sources.append((query[:, :, None, :0], query[:, :, None, :0]))
+        plain_parts.append(0)
+    (key_kind, key_groups), (value_kind, value_groups) = work.sides
+    for first_kind in range(0, max(1, len(work.kinds)), _KINDS):
+        kinds = work.kinds[first_kind : first_kind + _KINDS]
+        launch(
+            attention_kernel,
+            (rows * parts, heads * -(-group // queries)),
+            query,
+            query,
+            turned,
+            work.jobs,
+            *sources[0],
+            *sources[1],
+            out,
+            log_sums,
+            work.parts,
+            plain_parts[0],
+            parts,
+            *_extent(sources[0][0]),
+            *_extent(sources[1][0]),
+            query_heads,
+            group,
+            first_kind,
+            softmax_scale / math.log(2),
+            KINDS=tuple((plan_number(key) << 20) | plan_number(value) for key, value in kinds),
+            KEY_KIND=key_kind,
+            VALUE_KIND=value_kind,
+            KEY_GROUPS=key_groups,
+            VALUE_GROUPS=value_groups,
+            PLAIN=not first_kind and any(plain_parts),
+            PLAIN_TOKENS=_PLAIN_TOKENS,
+            HEAD_DIM=head_dim,
+            WIDTH=triton.next_power_of_2((head_dim + 1) // 2),
+            ROWS=tile_rows(head_dim, work.sides),
+            QUERIES=queries,
+            PRECISION="ieee" if torch.version.hip else "tf32x3",
+            num_warps=4,
+            num_stages=1,
+        )
+    coded = work.parts
+    return (
+        merge_attention(out[:, :coded], log_sums[:, :coded]),
+        merge_attention(out[:, coded:], log_sums[:, coded:]),
     )
-    return merge_attention(out, log_sums)
 
 
-def _side(packed: PackedVectors) -> tuple[Tensor, ...]:
-    layout = packed.layout
-    levels = class_table(layout.class_levels, packed.words.device)
-    return packed.words, layout.token_class, levels, layout.block_start, packed.scale, packed.offset
+def _source(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values with the same strides, channels next to each other."""
+    if keys.stride() == values.stride() and keys.stride(3) == 1:
+        return keys, values
+    return keys.contiguous(), values.contiguous()
+
+
+def _extent(x: Tensor) -> tuple[int, int, int, int]:
+    """Tokens of x [rows, heads, tokens, head_dim], and its strides by row, head and token."""
+    return x.shape[2] if x.shape[3] else 0, *x.stride()[:3]

@@ -4,15 +4,20 @@
 """
 
 import os
+from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from semkv_bench.errors import MissingError, UsageError
+from semkv_bench.kernels import aligned, packing_reference
+from semkv_bench.kernels.aligned import AlignedLayout
+from semkv_bench.kernels.attention_reference import Piece
 from semkv_bench.kernels.codebook_tables import CodebookTables
 from semkv_bench.kernels.packed import PackedLayout, PackedVectors
 
@@ -20,6 +25,7 @@ __all__ = [
     "KERNELS_VARIABLE",
     "affine_quantize",
     "affine_quantize_dequantize",
+    "attention_work",
     "backend",
     "codebook_quantize",
     "codebook_quantize_dequantize",
@@ -78,26 +84,37 @@ def codebook_quantize_dequantize(
     return _module("codebook", y).codebook_quantize_dequantize(y, levels, tables, out)
 
 
-def pack(codes: Tensor, layout: PackedLayout) -> Tensor:
-    """See ``packing_reference.pack``."""
+def pack(codes: Tensor, layout: PackedLayout | AlignedLayout) -> Tensor:
+    """See ``packing_reference.pack`` and ``aligned.pack``."""
+    if isinstance(layout, AlignedLayout):
+        return aligned.pack(codes, layout)
     return _module("packing", codes).pack(codes, layout)
 
 
-def unpack(words: Tensor, layout: PackedLayout) -> Tensor:
-    """See ``packing_reference.unpack``."""
+def unpack(words: Tensor, layout: PackedLayout | AlignedLayout) -> Tensor:
+    """See ``packing_reference.unpack`` and ``aligned.unpack``."""
+    if isinstance(layout, AlignedLayout):
+        return aligned.unpack(words, layout)
     return _module("packing", words).unpack(words, layout)
 
 
 def unpack_dequantize(packed: PackedVectors, dtype: torch.dtype = torch.float32) -> Tensor:
     """See ``packing_reference.unpack_dequantize``."""
+    if isinstance(packed.layout, AlignedLayout):
+        return packing_reference.unpack_dequantize(packed, dtype)
     return _module("packing", packed.words).unpack_dequantize(packed, dtype)
 
 
+def attention_work(rows: Sequence[Sequence[Piece]], device: torch.device) -> Any:
+    """See ``attention_reference.attention_work``; for ``packed_attention`` on tensors of this device."""
+    return _module("attention", device).attention_work(rows)
+
+
 def packed_attention(
-    query: Tensor, keys: PackedVectors, values: PackedVectors, softmax_scale: float
-) -> tuple[Tensor, Tensor]:
+    query: Tensor, turned: Tensor, work: Any, plain: Sequence[tuple[Tensor, Tensor]], softmax_scale: float
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """See ``attention_reference.packed_attention``."""
-    return _module("attention", query).packed_attention(query, keys, values, softmax_scale)
+    return _module("attention", query).packed_attention(query, turned, work, plain, softmax_scale)
 
 
 @cache
@@ -105,5 +122,6 @@ def _has_triton() -> bool:
     return find_spec("triton") is not None
 
 
-def _module(family: str, x: Tensor) -> ModuleType:
-    return import_module(f"semkv_bench.kernels.{family}_{backend(x.device)}")
+def _module(family: str, of: Tensor | torch.device) -> ModuleType:
+    device = of.device if isinstance(of, torch.Tensor) else of
+    return import_module(f"semkv_bench.kernels.{family}_{backend(device)}")

@@ -31,6 +31,7 @@ from semkv_bench.lazy import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from semkv_bench.kernels.aligned import AlignedLayout
 
 __all__ = [
     "LIMB",
@@ -38,9 +39,12 @@ __all__ = [
     "PackedLayout",
     "PackedVectors",
     "arithmetic",
+    "class_bits",
     "class_table",
+    "pack_classes",
     "plan_tables",
     "total_nbytes",
+    "unpack_classes",
 ]
 
 MAX_BLOCK = 256
@@ -78,20 +82,27 @@ class PackedLayout:
     @property
     def class_bits(self) -> int:
         """Bits that hold a token's class: 0, 1, 2 or 4, so that none straddles a byte."""
-        return _class_bits(len(self.class_levels))
+        return class_bits(len(self.class_levels))
 
     @property
     def nbytes(self) -> int:
         """Bytes of the layout itself."""
         return self.token_class.nbytes + self.block_start.nbytes + len(self.class_levels)
 
+    @property
+    def ends_block(self) -> bool:
+        """May words of later tokens simply follow? Blocks lie one after the other and know nothing of each other."""
+        return self.tokens % self.block == 0
+
+    def sort(self, x: Tensor) -> Tensor:
+        """x [heads, tokens, ...] of the text, as tokens lie: in that order."""
+        return x
+
+    unsort = sort
+
     def classes(self) -> Tensor:
         """Class of every token, int64 [tokens]."""
-        if not self.class_bits:
-            return torch.zeros(self.tokens, dtype=torch.int64, device=self.token_class.device)
-        shifts = torch.arange(0, 8, self.class_bits, device=self.token_class.device)
-        spread = (self.token_class[:, None].long() >> shifts) & ((1 << self.class_bits) - 1)
-        return spread.flatten()[: self.tokens]
+        return unpack_classes(self.token_class, self.class_bits, self.tokens)
 
     def levels(self) -> Tensor:
         """Level count of every token, int64 [tokens]."""
@@ -132,7 +143,7 @@ class PackedLayout:
             len(levels),
             block,
             class_levels,
-            _pack_classes(classes, _class_bits(len(class_levels))),
+            pack_classes(classes, class_bits(len(class_levels))),
             block_start,
             words,
         )
@@ -143,12 +154,12 @@ class PackedVectors:
     """Packed vectors with their metadata: affine if there is a ``zero``, else codebook coded.
 
     words  int32 [layout.words]
-    scale  float16 [heads, tokens, groups]; of codebook coding the norm, [heads, tokens, 1]
+    scale  float16 [heads, tokens, groups]; of codebook coding the norm, [heads, tokens, 1]; tokens as they lie
     zero   float16 [heads, tokens, groups] of affine coding
     tables codebooks, of codebook coding; what is coded then are rotated vectors
     """
 
-    layout: PackedLayout
+    layout: PackedLayout | AlignedLayout
     words: Tensor
     scale: Tensor
     zero: Tensor | None = None
@@ -222,11 +233,21 @@ def class_table(class_levels: tuple[int, ...], device: torch.device) -> Tensor:
     return torch.tensor(class_levels, dtype=torch.int32, device=device)
 
 
-def _class_bits(classes: int) -> int:
-    return next(bits for bits in (0, 1, 2, 4) if classes <= 1 << bits)
+def class_bits(classes: int) -> int:
+    """Bits that hold one of so many classes: 0, 1, 2, 4 or 8, so that none straddles a byte."""
+    return next(bits for bits in (0, 1, 2, 4, 8) if classes <= 1 << bits)
 
 
-def _pack_classes(classes: Tensor, bits: int) -> Tensor:
+def unpack_classes(packed: Tensor, bits: int, tokens: int) -> Tensor:
+    """Classes int64 [tokens]; the inverse of ``pack_classes``."""
+    if not bits:
+        return torch.zeros(tokens, dtype=torch.int64, device=packed.device)
+    shifts = torch.arange(0, 8, bits, device=packed.device)
+    return ((packed[:, None].long() >> shifts) & ((1 << bits) - 1)).flatten()[:tokens]
+
+
+def pack_classes(classes: Tensor, bits: int) -> Tensor:
+    """Classes int64 [tokens] in ``bits`` bits each, uint8, from the lowest bit up."""
     if not bits:
         return torch.empty(0, dtype=torch.uint8, device=classes.device)
     per_byte = 8 // bits

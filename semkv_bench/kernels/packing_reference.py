@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from semkv_bench.grid.levels import PackingPlan, packing_plan
+from semkv_bench.kernels import aligned
 from semkv_bench.kernels.affine_reference import affine_dequantize
+from semkv_bench.kernels.aligned import AlignedLayout
 from semkv_bench.kernels.codebook_reference import codebook_dequantize
 from semkv_bench.kernels.numerics import finite_cast
 from semkv_bench.kernels.packed import LIMB, PackedLayout, PackedVectors
@@ -44,10 +46,11 @@ def unpack(words: Tensor, layout: PackedLayout) -> Tensor:
 
 def unpack_dequantize(packed: PackedVectors, dtype: torch.dtype = torch.float32) -> Tensor:
     """Values [heads, tokens, head_dim] of ``dtype``; rotated ones of codebook coding."""
-    codes = unpack(packed.words, packed.layout)
+    layout = packed.layout
+    codes = (aligned.unpack if isinstance(layout, AlignedLayout) else unpack)(packed.words, layout)
     if packed.zero is not None:
         return affine_dequantize(codes, packed.scale, packed.zero, dtype)
-    levels = packed.layout.levels()
+    levels = layout.levels()
     return finite_cast(codebook_dequantize(codes, packed.scale.squeeze(-1), levels, packed.tables), dtype)
 
 

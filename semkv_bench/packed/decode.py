@@ -1,75 +1,76 @@
-"""One new token's attention straight over packed blocks, no copy of the cache in full."""
+"""One new token's attention straight over packed pieces, no copy of the cache in full."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from semkv_bench import kernels
+from semkv_bench.kernels import AlignedLayout
 from semkv_bench.models.attention_hook import Call
 from semkv_bench.packed.tensor import PackedTensor
+from semkv_bench.quantizers.packing import Packed
 
-__all__ = ["attend_packed", "can_attend_packed"]
+__all__ = ["PackedPieces", "can_attend_packed"]
 
 
 def can_attend_packed(sides: Sequence[PackedTensor]) -> bool:
-    """Do kernels know both coders, and do keys and values hold the same tokens packed, some at all?"""
+    """Do kernels know both coders, and do keys and values hold the same tokens packed, in one order, some at all?"""
     keys, values = sides
     if keys.coder is None or values.coder is None or keys.buffer.shape != values.buffer.shape:
         return False
     if not any(keys.rows) or keys.opened != values.opened or keys.aside.shape != values.aside.shape:
         return False
-    counts = [[[packed.tokens for packed in row] for row in side.rows] for side in sides]
-    return counts[0] == counts[1] and all(
-        side.coder.packed_vectors(packed) is not None
-        for side in sides
-        for row in side.rows
-        for packed in row[:1]
-    )
+    orders = [[[_order(packed) for packed in row] for row in side.rows] for side in sides]
+    return orders[0] == orders[1] and all(order is not None for row in orders[0] for order in row)
 
 
-def attend_packed(call: Call, sides: Sequence[PackedTensor]) -> Tensor | None:
-    """Output [rows, 1, query_heads, head_dim] of one query a row that sees all tokens but padding.
-
-    None where the call asks for something else than scaled dot products.
-    """
-    if not call.is_plain:
+def _order(packed: Packed) -> list[tuple[int, int]] | None:
+    """How tokens are ordered: key and number of every segment; None if not for attention."""
+    layout = packed.layouts[0]
+    if not isinstance(layout, AlignedLayout):
         return None
-    scaling = call.scaling
-    query = call.query[:, :, 0]  # [rows, query_heads, head_dim]
-    plain = [_over_open(query, *(side.open for side in sides), scaling)]
-    if sides[0].aside.shape[2]:
-        plain.append(_over_open(query, *(side.aside for side in sides), scaling))
-    output = torch.empty_like(plain[0][0])
-    for row in range(len(query)):
-        parts, sums = _over_packed(query[row], sides, row, scaling)
-        output[row], _ = kernels.merge_attention(
-            torch.stack([*(part[row] for part, _ in plain), *parts]),
-            torch.stack([*(total[row] for _, total in plain), *sums]),
+    return [(segment.key, segment.tokens) for segment in layout.segments]
+
+
+class PackedPieces:
+    """The packed pieces of all rows of a layer as attention wants them, for as long as they are the same."""
+
+    def __init__(self, sides: Sequence[PackedTensor]):
+        self.rows = [list(side.rows) for side in sides]
+        pieces = [
+            [
+                tuple(side.coder.packed_vectors(packed) for side, packed in zip(sides, pair, strict=True))
+                for pair in zip(*row, strict=True)
+            ]
+            for row in zip(*self.rows, strict=True)
+        ]
+        self.work = kernels.attention_work(pieces, sides[0].buffer.device)
+
+    def __deepcopy__(self, memo: dict) -> None:
+        """A copy of a cache has tensors of its own, so it finds its own."""
+        return None
+
+    def are_of(self, sides: Sequence[PackedTensor]) -> bool:
+        """Are these still the pieces? A row's list of pieces is never changed in place."""
+        return all(
+            len(before) == len(side.rows) and all(map(_same, before, side.rows))
+            for before, side in zip(self.rows, sides, strict=True)
         )
-    return output[:, None].to(call.query.dtype)
 
-
-def _over_open(query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
-    """Output float32 [rows, query_heads, head_dim] and log-sum-exp [rows, query_heads] over open tokens."""
-    grouped = query.float().unflatten(1, (keys.shape[1], -1))
-    scores = grouped @ keys.float().transpose(2, 3) * scaling  # [rows, heads, group, open]
-    output = scores.softmax(-1) @ values.float()
-    return output.flatten(1, 2), scores.logsumexp(-1).flatten(1, 2)
-
-
-def _over_packed(query: Tensor, sides: Sequence[PackedTensor], row: int, scaling: float) -> tuple[Any, Any]:
-    """The same for every packed piece of one row; query [query_heads, head_dim]."""
-    keys, values = sides
-    pieces = list(zip(keys.rows[row], values.rows[row], strict=True))
-    if not pieces:
-        return [], []
-    rotated = keys.coder.to_coded(query)
-    found = [
-        kernels.packed_attention(
-            rotated, keys.coder.packed_vectors(key), values.coder.packed_vectors(value), scaling
+    def attend(self, call: Call, sides: Sequence[PackedTensor]) -> Tensor:
+        """Output [rows, 1, query_heads, head_dim] of one query a row that sees all tokens but padding."""
+        keys, values = sides
+        query = call.query[:, :, 0]  # [rows, query_heads, head_dim]
+        turned = keys.coder.to_coded(query) if keys.coder.turns else query
+        plain = [(keys.aside, values.aside), (keys.open, values.open)]
+        (coded, coded_sum), (rest, rest_sum) = kernels.packed_attention(
+            query, turned, self.work, plain, call.scaling
         )
-        for key, value in pieces
-    ]
-    return [values.coder.from_coded(output) for output, _ in found], [sums for _, sums in found]
+        outputs = torch.stack([values.coder.from_coded(coded), rest], dim=1)
+        output, _ = kernels.merge_attention(outputs, torch.stack([coded_sum, rest_sum], dim=1))
+        return output[:, None].to(call.query.dtype)
+
+
+def _same(one: list, other: list) -> bool:
+    return one is other

@@ -14,7 +14,7 @@ from semkv_bench.errors import SemkvError, UsageError
 from semkv_bench.kernels import NonFiniteError
 from semkv_bench.models.attention_hook import Call
 from semkv_bench.packed.attention import Handover, hand_over, last_query_mask, visible
-from semkv_bench.packed.decode import attend_packed, can_attend_packed
+from semkv_bench.packed.decode import PackedPieces, can_attend_packed
 from semkv_bench.packed.ranking import Layouts, Ranking
 from semkv_bench.packed.tensor import PackedTensor, empty_buffer
 from semkv_bench.protocols.rule import CodingRule, Window, coder_seed, window
@@ -81,6 +81,7 @@ class PackedLayer(CacheLayerMixin):
     index: number of the layer in the model; place: among the packed layers.
     length: tokens of every row, padding included. prompt: those before the tail, whose blocks count from there.
     due: tokens of a prompt that waits to be ranked over all layers.
+    pieces_seen: what attention over packed pieces knows of them.
     """
 
     is_sliding = False
@@ -97,6 +98,7 @@ class PackedLayer(CacheLayerMixin):
     def _clear(self) -> None:
         self.is_initialized = False
         self.sides: tuple[PackedTensor, ...] = ()
+        self.pieces_seen: PackedPieces | None = None
         self.length = self.prompt = self.due = 0
         self.padding: list[int] = []
 
@@ -229,41 +231,56 @@ class PackedLayer(CacheLayerMixin):
 
     def _code(self, states: _States, pieces: Sequence[range | None], prompt: int) -> None:
         """Pack the stretches whose ``states`` are given by side and tokens."""
-        for number, (side, piece) in enumerate(zip(self.sides, pieces, strict=True)):
-            if side.coder is None or not piece:
-                continue
-            try:
-                self._code_side(number, states, piece, prompt)
-            except NonFiniteError as error:
-                raise NonFiniteError(f"layer {self.index}, {_NAMES[number]}: {error}") from error
+        for row in range(len(self.padding)):
+            coded = [self._own(side, piece, row) for side, piece in zip(self.sides, pieces, strict=True)]
+            levels = [
+                self._levels(number, states, piece, own, row, prompt) if own else None
+                for number, (piece, own) in enumerate(zip(pieces, coded, strict=True))
+            ]
+            pair = tuple(levels) if self._for_kernels() and coded[0] == coded[1] and coded[0] else None
+            for number, (side, piece, own) in enumerate(zip(self.sides, pieces, coded, strict=True)):
+                if not own:
+                    continue
+                x = states(number, piece)[row, :, own.start - piece.start :]
+                try:
+                    side.code_row(row, x, levels[number], self.plan.layouts, pair)
+                except NonFiniteError as error:
+                    raise NonFiniteError(f"layer {self.index}, {_NAMES[number]}: {error}") from error
 
-    def _code_side(self, number: int, states: _States, piece: range, prompt: int) -> None:
-        plan, side = self.plan, self.sides[number]
+    def _for_kernels(self) -> bool:
+        """Is attention to read codes, and do its kernels know both coders?"""
+        return self.plan.attention == "packed" and all(
+            side.coder is not None and side.coder.known_to_kernels for side in self.sides
+        )
+
+    def _own(self, side: PackedTensor, piece: range | None, row: int) -> range | None:
+        """The tokens of ``piece`` that a row codes on one side: not its padding."""
+        if side.coder is None or not piece:
+            return None
+        return piece[min(max(piece.start, self.padding[row]), piece.stop) - piece.start :]
+
+    def _levels(
+        self, number: int, states: _States, piece: range, own: range, row: int, prompt: int
+    ) -> Tensor:
+        """Levels of the tokens ``own`` of a row, asked for once where rows or layers share them."""
+        plan = self.plan
         allocation = self._coded(number).allocation
-        for row in range(len(side.rows)):
-            padding = min(max(piece.start, self.padding[row]), piece.stop) - piece.start
-            here = piece[padding:]
-            if not here:
-                continue
 
-            def levels(row=row, padding=padding, here=here) -> Tensor:
-                """Levels of the tokens ``here``, asked for once where rows share them."""
+        def levels() -> Tensor:
+            def seen(place: int) -> tuple[Tensor, Tensor]:
+                of = states if place == self.place else plan.layers[place]._open
+                return tuple(of(side, piece)[row, :, own.start - piece.start :] for side in range(2))
 
-                def seen(place: int) -> tuple[Tensor, Tensor]:
-                    of = states if place == self.place else plan.layers[place]._open
-                    return tuple(of(side, piece)[row, :, padding:] for side in range(2))
+            first = own.start - self.padding[row]
+            known = prompt and prompt - self.padding[row]
+            return plan.ranking.levels(
+                allocation, first, len(own), row, self.place, seen, known, self.padding[row]
+            )
 
-                first = here.start - self.padding[row]
-                own = prompt and prompt - self.padding[row]
-                return plan.ranking.levels(
-                    allocation, first, len(here), row, self.place, seen, own, self.padding[row]
-                )
-
-            key = (allocation, piece, len(here))
-            if allocation.metric is not None:
-                key += (row, None if allocation.scope == SHARED else self.place)
-            found = plan.layouts.levels(key, levels, self.device)
-            side.code_row(row, states(number, piece)[row, :, padding:], found, plan.layouts)
+        key = (allocation, piece, len(own))
+        if allocation.metric is not None:
+            key += (row, None if allocation.scope == SHARED else self.place)
+        return plan.layouts.levels(key, levels, self.device)
 
     def _take_prompt(self, states: tuple[Tensor, Tensor], tokens: int) -> None:
         """Take in a whole prompt; its first ``tokens`` tokens are coded now, or as soon as they can be ranked."""
@@ -329,9 +346,10 @@ class PackedLayer(CacheLayerMixin):
         plan = self.plan
         if plan.seen_plain is None:
             plan.seen_plain = self._sees_all(call.mask)
-        output = attend_packed(call, self.sides) if plan.seen_plain else None
-        if output is not None:
-            return output, None
+        if plan.seen_plain and call.is_plain:
+            if not self.pieces_seen or not self.pieces_seen.are_of(self.sides):
+                self.pieces_seen = PackedPieces(self.sides)
+            return self.pieces_seen.attend(call, self.sides), None
         return call.attend(call.query, *self._full(), call.mask)
 
     def _padding(self, mask: Any) -> list[int]:

@@ -6,11 +6,13 @@ import torch
 from torch import Tensor
 
 from semkv_bench.errors import UsageError
+from semkv_bench.grid.levels import MAX_LEVELS
 from semkv_bench.importance.base import Needs
 from semkv_bench.importance.block import cache_scores
 from semkv_bench.importance.choice import choices, metric
-from semkv_bench.kernels import PackedLayout
+from semkv_bench.kernels import AlignedLayout, PackedLayout
 from semkv_bench.protocols.rule import CodingRule, Ranks
+from semkv_bench.quantizers.packing import Layout
 from semkv_bench.settings.allocation import SHARED, Allocation
 from semkv_bench.settings.setting import Setting
 
@@ -155,6 +157,9 @@ class Ranking:
         return scores
 
 
+_ALIGNED_PIECE = 768  # tokens up to which pieces for attention are stored together: a few tiles of its kernel
+
+
 class Layouts:
     """Layouts that tokens coded at the same time have in common, so that each is built and stored once."""
 
@@ -182,21 +187,45 @@ class Layouts:
             self._found[key] = (PackedLayout.build(levels, heads, head_dim, self.block), levels)
         return self._found[key][0]
 
-    def joined(self, first: PackedLayout, second: PackedLayout) -> PackedLayout:
+    def aligned(
+        self, levels: Tensor, pair: tuple[Tensor, Tensor], heads: int, head_dim: int
+    ) -> AlignedLayout:
+        """Layout for attention of codes of so many levels; ``pair``: levels of keys and values of the same tokens."""
+        key = ("aligned", id(levels), *map(id, pair), heads, head_dim)
+        if key not in self._found:
+            keys, values = pair
+            order = keys * (MAX_LEVELS + 1) + values
+            self._found[key] = (AlignedLayout.build(levels, heads, head_dim, order), levels, *pair)
+        return self._found[key][0]
+
+    def joins(self, layout: Layout, tokens: int) -> bool:
+        """Are ``tokens`` more to be stored together with those of ``layout``?"""
+        block = _ALIGNED_PIECE if isinstance(layout, AlignedLayout) else self.block
+        return layout.ends_block or layout.tokens + tokens <= block
+
+    def joined(self, first: Layout, second: Layout) -> Layout:
         """Layout of the tokens of both."""
         # Both are kept beside their join, so that their identities stay taken.
         key = ("joined", id(first), id(second))
         if key not in self._found:
-            levels = torch.cat([first.levels(), second.levels()])
-            layout = PackedLayout.build(levels, first.heads, first.head_dim, self.block)
-            self._found[key] = (layout, first, second)
+            self._found[key] = (self._of((first, second), first.tokens + second.tokens), first, second)
         return self._found[key][0]
 
-    def shortened(self, layout: PackedLayout, tokens: int) -> PackedLayout:
+    def shortened(self, layout: Layout, tokens: int) -> Layout:
         """Layout of the first ``tokens`` tokens."""
         key = ("shortened", id(layout), tokens)
         if key not in self._found:
-            levels = layout.levels()[:tokens]
-            shorter = PackedLayout.build(levels, layout.heads, layout.head_dim, self.block)
-            self._found[key] = (shorter, layout)
+            self._found[key] = (self._of((layout,), tokens), layout)
         return self._found[key][0]
+
+    def _of(self, parts: Sequence[Layout], tokens: int) -> Layout:
+        """Layout of the first ``tokens`` tokens of these together."""
+
+        def text(of: Callable[[Layout], Tensor]) -> Tensor:
+            return torch.cat([part.unsort(of(part)[None])[0] for part in parts])[:tokens]
+
+        levels, (first, *_) = text(lambda part: part.levels()), parts
+        if isinstance(first, AlignedLayout):
+            keys = text(lambda part: part.keys())
+            return AlignedLayout.build(levels, first.heads, first.head_dim, keys)
+        return PackedLayout.build(levels, first.heads, first.head_dim, self.block)

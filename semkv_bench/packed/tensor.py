@@ -63,14 +63,25 @@ class PackedTensor:
         self.opened += new
         self.buffer[:, :, self.opened - new : self.opened].copy_(states)
 
-    def code_row(self, row: int, x: Tensor, levels: Tensor, layouts: Layouts) -> None:
-        """Code x [heads, tokens, head_dim] at levels int64 [tokens], the next tokens of one row."""
-        packed = self.coder.pack(x, levels, layouts.layout)
+    def code_row(
+        self, row: int, x: Tensor, levels: Tensor, layouts: Layouts, pair: tuple[Tensor, Tensor] | None
+    ) -> None:
+        """Code x [heads, tokens, head_dim] at levels int64 [tokens], the next tokens of one row.
+
+        pair: levels of keys and values, where attention is to read the codes themselves.
+        """
+        if pair is None:
+            packed = self.coder.pack(x, levels, layouts.layout)
+        else:
+            layout = layouts.aligned(levels, pair, *x.shape[::2])
+            packed = self.coder.pack(layout.sort(x), layout.sort(levels[None])[0], lambda *_: layout)
         pieces = self.rows[row]
         if pieces and pieces[-1].divisible and packed.divisible:
-            last, block = pieces[-1], layouts.block
+            last = pieces[-1]
             # Small pieces fill a block of the layout together; their codes move and stay what they are.
-            if last.tokens % block == 0 or last.tokens + packed.tokens <= block:
+            if type(last.layouts[0]) is type(packed.layouts[0]) and layouts.joins(
+                last.layouts[0], packed.tokens
+            ):
                 packed = joined(last, packed, layouts.joined)
                 pieces = pieces[:-1]
         # Never in place: rows of a beam search may share one list.
@@ -96,7 +107,7 @@ class PackedTensor:
             for packed in pieces:
                 end = start + packed.tokens
                 # A piece that was cropped may hold more than is still read.
-                values = self.coder.unpack(packed, out.dtype)
+                values = packed.layouts[0].unsort(self.coder.unpack(packed, out.dtype))
                 out[row, :, start:end].copy_(values[:, : packed.tokens])
                 start = end
         out[:, :, first_open:].copy_(self.open)

@@ -27,6 +27,9 @@ _HEAD_DIM, _KV_HEADS = 128, 8
 def storage_rows(config: DictConfig) -> list[dict[str, Any]]:
     """One row per setting: code, packed and effective bits, compression, and cache bytes where a model is given.
 
+    All of these are of the dense layout; ``aligned_bits`` are effective bits in the layout that attention over codes
+    reads (``SemKVCache(attention="packed")``), of settings that it knows.
+
     With ``tokens``, also bits per value of a whole cache of so many tokens, all stored at once, as a prompt is. The
     allocation's own settings where it has any, else the uniform grid. Without a model that cache is of one layer, one
     that is coded as the grid says. ``shape_from`` of a model's row says whether its shape is from its
@@ -97,6 +100,13 @@ def show_storage(rows: list[dict[str, Any]], console: Console) -> None:
         wholes = [f"{row[name]:.3f}" for name in whole]
         table.add_row(row["setting"], *cells, f"{row['compression']:.2f}x", *wholes, *sizes)
     console.print(table)
+    others = [row for row in rows if row.get("aligned_bits", row["effective_bits"]) != row["effective_bits"]]
+    if others:
+        told = ", ".join(f"{row['setting']} {row['aligned_bits']:.3f}" for row in others)
+        console.print(
+            f"Codes are packed densely; effective as attention over codes reads them: {told}.",
+            highlight=False,
+        )
     if whole:
         told = f"cache: bits per value over all that a cache of {rows[0]['tokens']:,} tokens holds"
         console.print(f"{told}; the other columns are the price of a coded value.", highlight=False)
@@ -152,6 +162,7 @@ def _check_no_layers(config: DictConfig) -> None:
 
 def _row(setting: Setting, shape: ModelShape) -> dict[str, Any]:
     storage = setting.storage_in(shape.cache)
+    aligned = setting.aligns and setting.aligned_storage(shape.head_dim, shape.kv_heads).effective_bits
     return {
         "setting": setting.name,
         "head_dim": shape.head_dim,
@@ -159,7 +170,7 @@ def _row(setting: Setting, shape: ModelShape) -> dict[str, Any]:
         "packed_bits": storage.packed_bits,
         "effective_bits": storage.effective_bits,
         "compression": storage.compression,
-    }
+    } | ({"aligned_bits": aligned} if aligned else {})
 
 
 def _whole(shape: ModelShape, tokens: int | None, planned: Callable[[int], Cost]) -> dict[str, Any]:

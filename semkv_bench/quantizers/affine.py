@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from semkv_bench import kernels
 from semkv_bench.errors import UsageError
-from semkv_bench.quantizers.base import Coder, Encoded, Quantizer, token_levels
+from semkv_bench.quantizers.base import AlignedPrice, Coder, Encoded, Quantizer, token_levels
 
 if TYPE_CHECKING:  # what storage costs can be told without torch
     import torch
@@ -39,6 +39,11 @@ class Affine(Quantizer):
             f"group_size={size} does not divide head_dim {head_dim}; "
             f"legal sizes are {', '.join(map(str, legal))}, or null for the whole vector"
         )
+
+    @property
+    def aligned(self) -> AlignedPrice:
+        """See ``Quantizer``."""
+        return AlignedPrice(self)
 
     def metadata_bits(self, head_dim: int) -> float:
         """Two float16 for each group."""
@@ -76,5 +81,5 @@ class AffineCoder(Coder):
     def kernel_vectors(self, packed: Packed) -> PackedVectors:
         """See ``Coder``."""
         (stream,), (metadata,) = packed.streams, packed.by_token
-        scale, zero = (part.contiguous() for part in metadata.chunk(2, dim=-1))
+        scale, zero = metadata.chunk(2, dim=-1)
         return kernels.PackedVectors(stream.layout, stream.words, scale, zero)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from semkv_bench.checks import is_whole
 from semkv_bench.errors import NonFiniteError, SemkvError, UsageError
 from semkv_bench.grid.cost import SideShape, Tokens
-from semkv_bench.grid.levels import Storage, code_bits, packing_plan
+from semkv_bench.grid.levels import Storage, aligned_plan, code_bits, packing_plan
 from semkv_bench.quantizers.granularity import PER_TOKEN, Granularity
 from semkv_bench.quantizers.keep import Keep, Layers
 
@@ -23,7 +23,17 @@ if TYPE_CHECKING:  # what storage costs can be told without torch
     from semkv_bench.quantizers.packing import LayoutOf, Packed
     from semkv_bench.quantizers.parts import Place
 
-__all__ = ["Coder", "Encoded", "NonFiniteError", "Quantizer", "Sides", "brief", "changed", "pair_label"]
+__all__ = [
+    "AlignedPrice",
+    "Coder",
+    "Encoded",
+    "NonFiniteError",
+    "Quantizer",
+    "Sides",
+    "brief",
+    "changed",
+    "pair_label",
+]
 
 
 @dataclass(frozen=True)
@@ -134,6 +144,11 @@ class Quantizer(Sides):
         packed = packing_plan(levels).packed_bits
         return Storage(code_bits(levels), packed, packed + self.metadata_bits(head_dim) / head_dim)
 
+    @property
+    def aligned(self) -> AlignedPrice | None:
+        """The same with the price of codes in the layout that attention reads; None where no kernel knows it."""
+        return None
+
     def coded_bits(self, parts: Sequence[tuple[int, int]], shape: SideShape) -> float:
         """Bits of tokens that were coded together, all heads of one side of one layer: codes and all metadata.
 
@@ -177,6 +192,21 @@ class Quantizer(Sides):
     def label(self) -> str:
         """Name and options: ``affine``, ``affine[g32,recent128]``."""
         return pair_label(self, self)
+
+
+@dataclass(frozen=True)
+class AlignedPrice:
+    """What a quantizer's codes cost where they lie as attention reads them: in whole groups of a 16-bit lane."""
+
+    quantizer: Quantizer
+
+    def storage(self, levels: int, head_dim: int, heads: int = 1) -> Storage:
+        """See ``Quantizer.storage``.
+
+        Six levels have three codes in eight bits: 2.667 and not 2.6, with affine metadata at head_dim 128 2.917.
+        """
+        dense, packed = self.quantizer.storage(levels, head_dim, heads), aligned_plan(levels).packed_bits
+        return Storage(dense.code_bits, packed, dense.effective_bits - dense.packed_bits + packed)
 
 
 class Coder(ABC):
@@ -280,10 +310,14 @@ class Coder(ABC):
 
     def packed_vectors(self, packed: Packed) -> PackedVectors | None:
         """The same for the kernels that read codes and attend in one pass; None where they do not know the coder."""
-        return (
-            self.kernel_vectors(packed)
-            if _follows(type(self), "kernel_vectors", "encode", "decode")
-            else None
+        return self.kernel_vectors(packed) if self.known_to_kernels else None
+
+    @property
+    def known_to_kernels(self) -> bool:
+        """Do the kernels read what this coder packs?"""
+        kind = type(self)
+        return kind.kernel_vectors is not Coder.kernel_vectors and _follows(
+            kind, "kernel_vectors", "encode", "decode"
         )
 
     def kernel_vectors(self, packed: Packed) -> PackedVectors | None:

@@ -7,16 +7,19 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from semkv_bench import kernels
-from semkv_bench.kernels import PackedLayout
+from semkv_bench.kernels import AlignedLayout, PackedLayout
 from semkv_bench.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-__all__ = ["LayoutOf", "Packed", "Stream", "joined", "shortened"]
+__all__ = ["Layout", "LayoutOf", "Packed", "Stream", "joined", "shortened"]
 
-LayoutOf = Callable[["Tensor", int, int], PackedLayout]
+Layout = PackedLayout | AlignedLayout
+"""Where codes lie: densely, or aligned for attention, which may have tokens in an order of its own."""
+
+LayoutOf = Callable[["Tensor", int, int], Layout]
 """From the number of codes of every token, int64 [tokens], heads, and codes of a vector to their layout."""
 
 
@@ -24,16 +27,16 @@ LayoutOf = Callable[["Tensor", int, int], PackedLayout]
 class Stream:
     """Packed codes: words int32 that lie as ``layout`` says."""
 
-    layout: PackedLayout
+    layout: Layout
     words: Tensor
 
     @classmethod
-    def of(cls, codes: Tensor, layout: PackedLayout) -> Stream:
-        """From codes uint8 [heads, tokens, values of a vector]."""
+    def of(cls, codes: Tensor, layout: Layout) -> Stream:
+        """From codes uint8 [heads, tokens, values of a vector], tokens as they lie."""
         return cls(layout, kernels.pack(codes, layout))
 
     def codes(self) -> Tensor:
-        """Codes uint8 [heads, tokens, values of a vector]."""
+        """Codes uint8 [heads, tokens, values of a vector], tokens as they lie."""
         return kernels.unpack(self.words, self.layout)
 
 
@@ -42,7 +45,7 @@ class Packed:
     """One side of ``tokens`` tokens of one row.
 
     streams   their codes; most coders have one stream
-    by_token  metadata tensors of every token, tokens on the second axis: [heads, tokens, ...]
+    by_token  metadata tensors of every token, tokens on the second axis: [heads, tokens, ...], as they lie
     shared    metadata tensors that the tokens share; they cannot be taken apart
     """
 
@@ -67,7 +70,7 @@ class Packed:
         return self.code_nbytes + self.metadata_nbytes
 
     @property
-    def layouts(self) -> tuple[PackedLayout, ...]:
+    def layouts(self) -> tuple[Layout, ...]:
         """Layout of every stream."""
         return tuple(stream.layout for stream in self.streams)
 
@@ -77,9 +80,7 @@ class Packed:
         return not self.shared
 
 
-def joined(
-    first: Packed, second: Packed, join: Callable[[PackedLayout, PackedLayout], PackedLayout]
-) -> Packed:
+def joined(first: Packed, second: Packed, join: Callable[[Layout, Layout], Layout]) -> Packed:
     """Both, one after the other, no code changed; ``join`` gives the layout of the tokens of two.
 
     Raises ValueError if either has metadata that its tokens share.
@@ -89,25 +90,32 @@ def joined(
     streams = []
     for one, other in zip(first.streams, second.streams, strict=True):
         layout = join(one.layout, other.layout)
-        if one.layout.tokens % one.layout.block == 0:
-            # Blocks lie one after the other and know nothing of each other.
+        if one.layout.ends_block:
             streams.append(Stream(layout, torch.cat([one.words, other.words])))
         else:
-            streams.append(Stream.of(torch.cat([one.codes(), other.codes()], dim=1), layout))
-    pairs = zip(first.by_token, second.by_token, strict=True)
-    by_token = tuple(torch.cat(pair, dim=1) for pair in pairs)
+            codes = [stream.layout.unsort(stream.codes()) for stream in (one, other)]
+            streams.append(Stream.of(layout.sort(torch.cat(codes, dim=1)), layout))
+    ends = [packed.layouts[0] for packed in (first, second)]
+    by_token = tuple(
+        streams[0].layout.sort(
+            torch.cat([end.unsort(part) for end, part in zip(ends, pair, strict=True)], dim=1)
+        )
+        for pair in zip(first.by_token, second.by_token, strict=True)
+    )
     return Packed(first.tokens + second.tokens, tuple(streams), by_token)
 
 
-def shortened(packed: Packed, tokens: int, shorten: Callable[[PackedLayout, int], PackedLayout]) -> Packed:
+def shortened(packed: Packed, tokens: int, shorten: Callable[[Layout, int], Layout]) -> Packed:
     """The first ``tokens`` tokens with the codes that they have; ``shorten`` gives their layout.
 
     Tokens that share metadata stay stored, and are no longer read.
     """
     if not packed.divisible:
         return replace(packed, tokens=tokens)
-    streams = tuple(
-        Stream.of(stream.codes()[:, :tokens].contiguous(), shorten(stream.layout, tokens))
-        for stream in packed.streams
-    )
-    return Packed(tokens, streams, tuple(part[:, :tokens].contiguous() for part in packed.by_token))
+    streams, before = [], packed.layouts[0]
+    for stream in packed.streams:
+        layout = shorten(stream.layout, tokens)
+        codes = stream.layout.unsort(stream.codes())[:, :tokens]
+        streams.append(Stream.of(layout.sort(codes).contiguous(), layout))
+    kept = (before.unsort(part)[:, :tokens] for part in packed.by_token)
+    return Packed(tokens, tuple(streams), tuple(streams[0].layout.sort(part).contiguous() for part in kept))

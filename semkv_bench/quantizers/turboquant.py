@@ -12,7 +12,7 @@ from semkv_bench.kernels import CodebookTables, PackedVectors
 from semkv_bench.kernels.numerics import check_rows, finite_cast, to_float16
 from semkv_bench.kernels.token_chunks import for_token_chunks
 from semkv_bench.lazy import torch
-from semkv_bench.quantizers.base import Coder, Encoded, Quantizer, token_levels
+from semkv_bench.quantizers.base import AlignedPrice, Coder, Encoded, Quantizer, token_levels
 from semkv_bench.quantizers.codebook import lloyd_max
 from semkv_bench.quantizers.packing import Packed
 from semkv_bench.quantizers.rotation import check_rotation, random_rotation
@@ -48,6 +48,11 @@ class TurboQuant(Quantizer):
         if head_dim < _SMALLEST:
             raise UsageError(f"TurboQuant needs a head_dim of at least {_SMALLEST}, not {head_dim}")
         check_rotation(self.rotation, head_dim)
+
+    @property
+    def aligned(self) -> AlignedPrice | None:
+        """See ``Quantizer``; the kernels know the plain method."""
+        return AlignedPrice(self) if type(self) is TurboQuant and not self.norm_correction else None
 
     def metadata_bits(self, head_dim: int) -> float:
         """One float16 norm."""
@@ -134,10 +139,13 @@ class TurboQuantCoder(Coder):
             rotated = _at_norm(rotated, encoded.metadata.float())
         return finite_cast(self.rotate_back(rotated), dtype)
 
-    def kernel_vectors(self, packed: Packed) -> PackedVectors | None:
+    @property
+    def known_to_kernels(self) -> bool:
         """See ``Coder``; the kernels do not correct norms."""
-        if self.norm_correction:
-            return None
+        return super().known_to_kernels and not self.norm_correction
+
+    def kernel_vectors(self, packed: Packed) -> PackedVectors:
+        """See ``Coder``."""
         (stream,), (norm,) = packed.streams, packed.by_token
         tables = self.tables(max(stream.layout.class_levels))
         return PackedVectors(stream.layout, stream.words, norm, tables=tables)

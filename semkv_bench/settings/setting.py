@@ -88,6 +88,19 @@ class Setting:
         coded = mix([(1, side) for side in sides])
         return coded if self.prune is None else self.prune.storage(coded)
 
+    @property
+    def aligns(self) -> bool:
+        """Is there a kernel of ours that attends to its codes? Then they have a layout for it, too."""
+        sides = (self.keys, self.values)
+        return self.prune is None and all(
+            side is not None and side.quantizer.aligned is not None for side in sides
+        )
+
+    def aligned_storage(self, head_dim: int, heads: int = 1) -> Storage:
+        """``storage`` in the layout that attention reads codes from, of a setting that ``aligns``."""
+        sides = (self.keys, self.values)
+        return mix((1, side.allocation.storage(side.quantizer.aligned, head_dim, heads)) for side in sides)
+
     def storage_in(self, cache: Sequence[LayerShape | None]) -> Storage:
         """Price of a coded value, averaged over all that is coded in a cache of these layers."""
         values: Counter[tuple[str, SideShape, int | None]] = Counter()

@@ -97,6 +97,7 @@ def measure_run(
         "device": str(loaded.device),
         "dtype": str(loaded.dtype).removeprefix("torch."),
         "attention": attention,
+        "layout": "aligned" if attention == "packed" and setting.aligns else "dense",
         **_summed(rows),
         "examples": rows,
     }

@@ -60,6 +60,7 @@ def measured_words(content: Mapping[str, Any]) -> list[str]:
         f"{content['setting']} on {count} examples of {content['model']}, {content['device']}, {content['dtype']}",
         f"bytes held{', all caches together' if count > 1 else ''}: {human_bytes(held['total'])} ({parts}); "
         f"by plain ones {human_bytes(content['plain_bytes'])}",
+        f"codes in the {content.get('layout', 'dense')} layout; what was predicted is of the dense one",
         f"smaller: measured {smaller['measured']:.2f}x, {predicted}; tokens in full counted in 16 bits{wide}",
         f"decoding: {speed['packed']:.1f} tokens a second packed, {speed['plain']:.1f} plain, "
         f"{speed['ratio']:.2f} times as fast",

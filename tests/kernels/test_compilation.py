@@ -20,7 +20,7 @@ SAMPLE = (
     "codebook values head_dim=128",
     "pack head_dim=128 two limbs",
     "unpack grouped head_dim=128 two-level bfloat16",
-    "attention two layouts head_dim=128 two-level",
+    "attention affine uniform keys, two-level values",
 )
 
 

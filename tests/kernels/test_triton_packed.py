@@ -1,4 +1,4 @@
-"""Packing, unpacking and attention kernels against their references."""
+"""Packing and unpacking kernels against their references."""
 
 import pytest
 import torch
@@ -6,8 +6,6 @@ import torch
 from semkv_bench.kernels import (
     PackedLayout,
     PackedVectors,
-    attention_reference,
-    attention_triton,
     packing_reference,
     packing_triton,
 )
@@ -30,13 +28,6 @@ SHAPES = [(1, 1, 64, 16), (2, 131, 80, 64), (3, 65, 96, 16), (2, 128, 128, 64), 
 CASES = [(shape, "two levels") for shape in SHAPES]
 CASES += [((2, 70, 20, 64), mix) for mix in MIXES if mix not in ("two levels", "all")]
 CASES += [((2, 40, 20, 64), "all")]  # slow in the interpreter: every word may hold any class
-GROUPS = [1, 3, 4]
-# On a GPU every case with every group; in the interpreter with one, in turn.
-ATTENDED = [
-    (*case, group)
-    for number, case in enumerate(CASES)
-    for group in (GROUPS if torch.cuda.is_available() else [GROUPS[number % len(GROUPS)]])
-]
 OFTEN = [[SHAPES[1], "two levels"], [(2, 70, 20, 64), "long"]]
 
 
@@ -101,54 +92,13 @@ def test_values(kind, dtype, device, canaries):
         assert torch.equal(packing_triton.unpack_dequantize(packed, dtype), expected)
 
 
-@pytest.mark.parametrize(
-    ("shape", "mix", "group"), slow_but(ATTENDED, [[SHAPES[1], "two levels", 3]]), ids=str
-)
-def test_attention(shape, mix, group, device, canaries):
-    layout = layout_of(shape, mix, device)
-    query = torch.randn(layout.heads * group, layout.head_dim, generator=torch.Generator().manual_seed(1)).to(
-        device
-    )
-    keys, values = affine_vectors(layout), codebook_vectors(layout, seed=1)
-    expected = attention_reference.packed_attention(query, keys, values, layout.head_dim**-0.5)
-    actual = attention_triton.packed_attention(query, keys, values, layout.head_dim**-0.5)
-    # float32 sums of up to 300 terms in another order.
-    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_attention_over_two_layouts_and_groups(dtype, device):
-    shape = (2, 131, 80, 64)
-    keys = affine_vectors(layout_of(shape, "two", device), groups=5)
-    values = affine_vectors(layout_of(shape, "two levels", device, seed=3), seed=4)
-    query = torch.randn(4, 80, generator=torch.Generator().manual_seed(1)).to(dtype).to(device)
-    expected = attention_reference.packed_attention(query, keys, values, 0.1)
-    actual = attention_triton.packed_attention(query, keys, values, 0.1)
-    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize("tile", [2, pytest.param(16, marks=pytest.mark.slow)])
 def test_small_tiles_and_many_programs(tile, device, canaries, monkeypatch):
     # In the interpreter one program usually takes a whole block; on a GPU it does not.
-    for module in (packing_triton, attention_triton):
-        monkeypatch.setattr(module, "tile_tokens", lambda layout, elements=0: tile)
+    monkeypatch.setattr(packing_triton, "tile_tokens", lambda layout, elements=0: tile)
     monkeypatch.setattr(packing_triton, "words_per_program", lambda: 64)
     layout = layout_of((2, 75, 64, 64) if tile > 2 else (1, 19, 64, 16), "two levels", device)
-    packed, query = affine_vectors(layout), torch.randn(2 * layout.heads, 64, device=device)
+    packed = affine_vectors(layout)
     codes = packing_reference.unpack(packed.words, layout)
     assert torch.equal(packing_triton.pack(codes, layout), packed.words)
     assert torch.equal(packing_triton.unpack(packed.words, layout), codes)
-    expected = attention_reference.packed_attention(query, packed, packed, 0.125)
-    actual = attention_triton.packed_attention(query, packed, packed, 0.125)
-    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
-
-
-def test_attention_with_large_scores(device):
-    # Scores of several hundred overflow an exponential that does not subtract the maximum.
-    layout = layout_of((1, 200, 64, 16), "two levels", device)
-    keys, values = affine_vectors(layout), affine_vectors(layout, seed=1)
-    query = 60 * torch.randn(1, 64, generator=torch.Generator().manual_seed(1)).to(device)
-    expected = attention_reference.packed_attention(query, keys, values, 1.0)
-    assert float(expected[1].max()) > 200
-    actual = attention_triton.packed_attention(query, keys, values, 1.0)
-    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)

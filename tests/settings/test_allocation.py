@@ -9,8 +9,9 @@ from semkv_bench.engine.engine import Engine, Request
 from semkv_bench.errors import UsageError
 from semkv_bench.grid.levels import FULL_PRECISION
 from semkv_bench.quantizers import Affine, TurboQuant
+from semkv_bench.quantizers.turboquant_prod import TurboQuantProd
 from semkv_bench.settings.allocation import Prune, TwoLevel, Uniform, top_tokens
-from semkv_bench.settings.setting import FULL, Pruned, TwoLevelMixes, uniform_settings
+from semkv_bench.settings.setting import FULL, Coded, Pruned, Setting, TwoLevelMixes, uniform_settings
 
 METRICS = ["key_norm", "value_norm", "surprisal", "attention_received", "random", "recency"]
 
@@ -37,6 +38,22 @@ def test_storage_of_allocations():
     assert TwoLevel(4, 3, 0.75).storage(TurboQuant(), 128).effective_bits == pytest.approx(2.025)
     assert Prune(0.25).storage(None, 128).effective_bits == 4.0
     assert Prune(1.0).storage(None, 128) == FULL_PRECISION
+
+
+def test_the_layout_for_attention_has_bits_of_its_own():
+    """25 % at six levels and 75 % at five: 2.667 bits beside 2.650; none where no kernel attends to codes."""
+    mixed, uniform = TwoLevel(6, 5, 0.25), Uniform(5)
+    for allocation, quantizer, bits in (
+        (mixed, Affine(), 2 + 2 / 3),
+        (uniform, Affine(), 7 / 3 + 0.25),
+        (Uniform(100), TurboQuant(), 7.125),
+    ):
+        side = Coded(quantizer, allocation)
+        setting = Setting("one", "mixed", side, side)
+        assert setting.aligns and setting.aligned_storage(128).effective_bits == pytest.approx(bits)
+    coded = Coded(Affine(), uniform)
+    for other in (None, Coded(TurboQuant(norm_correction=True), uniform), Coded(TurboQuantProd(), uniform)):
+        assert not Setting("none", "mixed", coded, other).aligns
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,127 @@
+"""What a launch of packed attention works on: jobs, each some tokens of one pair of level counts of one row."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from semkv_bench.kernels.aligned import Segment
+from semkv_bench.kernels.attention_reference import Piece
+from semkv_bench.kernels.packed import PackedVectors
+
+__all__ = ["AFFINE", "CODEBOOK", "FIELDS", "GROUPED", "Work", "attention_work", "tile_rows"]
+
+AFFINE, GROUPED, CODEBOOK = 0, 1, 2
+"""How codes become values: a scale and a zero of the token; of each group of its channels; a table and a norm."""
+
+FIELDS = 13  # of a job
+_PROGRAMS = 768  # worth having, if the cache is long enough
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """What a launch wants to know of coded pieces; it holds while the pieces are the same.
+
+    jobs: int64 [rows, parts, FIELDS] on the pieces' device; kinds: pairs of level counts, by number.
+    held: tensors whose addresses are in jobs. sides: kind and groups of keys and of values. parts: of a row. heads: of
+    the cache.
+    """
+
+    jobs: Tensor | None
+    kinds: tuple[tuple[int, int], ...]
+    held: tuple[Tensor, ...]
+    sides: tuple[tuple[int, int], tuple[int, int]]
+    parts: int
+    heads: int
+
+
+def attention_work(rows: Sequence[Sequence[Piece]]) -> Work:
+    """See ``attention_reference.attention_work``; nothing is read back from a GPU."""
+    pieces = [piece for row in rows for piece in row]
+    if not pieces:
+        return Work(None, (), (), ((AFFINE, 1), (AFFINE, 1)), 0, 1)
+    sides = tuple((_kind(vectors), vectors.groups) for vectors in pieces[0])
+    pairs = {pair for keys, values in pieces for pair in _pairs(keys, values)}
+    kinds = tuple(sorted({(key.levels, value.levels) for key, value in pairs}))
+    rows_of_tile = tile_rows(pieces[0][0].layout.head_dim, sides)
+    tiles = sum(
+        -(-key.tokens // (3 * rows_of_tile)) for keys, values in pieces for key, _ in _pairs(keys, values)
+    )
+    per_job = 3 * rows_of_tile * max(1, tiles * pieces[0][0].layout.heads // _PROGRAMS)
+    held: list[Tensor] = []
+    jobs = [[job for piece in row for job in _jobs(*piece, kinds, per_job, held)] for row in rows]
+    parts = max(map(len, jobs))
+    nothing = [-1] + [0] * (FIELDS - 1)
+    table = [row + [nothing] * (parts - len(row)) for row in jobs]
+    device = pieces[0][0].words.device
+    return Work(
+        torch.tensor(table, dtype=torch.int64).to(device),
+        kinds,
+        tuple(held),
+        sides,
+        parts,
+        pieces[0][0].layout.heads,
+    )
+
+
+def _pairs(keys: PackedVectors, values: PackedVectors) -> list[tuple[Segment, Segment]]:
+    return list(zip(keys.layout.segments, values.layout.segments, strict=True))
+
+
+def _kind(vectors: PackedVectors) -> int:
+    if not vectors.is_affine:
+        return CODEBOOK
+    return AFFINE if vectors.groups == 1 else GROUPED
+
+
+def _jobs(
+    keys: PackedVectors,
+    values: PackedVectors,
+    kinds: Sequence[tuple[int, int]],
+    per_job: int,
+    held: list[Tensor],
+) -> list[list[int]]:
+    """Jobs of one piece, segment by segment, at most ``per_job`` tokens each."""
+    jobs = []
+    metadata = [_metadata(side) for side in (keys, values)]
+    held += [
+        *metadata,
+        keys.words,
+        values.words,
+        *(side.offset for side in (keys, values) if not side.is_affine),
+    ]
+    for segments in _pairs(keys, values):
+        at, beside, tables = [], [], []
+        for side, segment, data in zip((keys, values), segments, metadata, strict=True):
+            layout = side.layout
+            words = side.words.data_ptr() + 4 * segment.unit * layout.pairs
+            at += [words, layout.units * layout.pairs]
+            beside += [data.data_ptr() + 2 * segment.first * data.shape[2], data.shape[1] * data.shape[2]]
+            row = 4 * segment.levels * side.top
+            tables.append(0 if side.is_affine else side.offset.data_ptr() + row)
+        kind = kinds.index(tuple(segment.levels for segment in segments))
+        tokens = segments[0].tokens
+        jobs += [
+            [kind, *at, *beside, first, min(first + per_job, tokens), *tables]
+            for first in range(0, tokens, per_job)
+        ]
+    return jobs
+
+
+def _metadata(vectors: PackedVectors) -> Tensor:
+    """float16 [heads, tokens, n], contiguous: a token's scales and then its zeros, or its norm."""
+    scale, zero = vectors.scale, vectors.zero
+    if zero is None:
+        return scale.contiguous()
+    heads, tokens, groups = scale.shape
+    strides = (tokens * 2 * groups, 2 * groups, 1)
+    if scale.stride() == zero.stride() == strides and zero.data_ptr() == scale.data_ptr() + 2 * groups:
+        return scale.as_strided((heads, tokens, 2 * groups), strides)  # as they are stored
+    return torch.cat([scale, zero], dim=-1)
+
+
+def tile_rows(head_dim: int, sides: Sequence[tuple[int, int]]) -> int:
+    """Rows of a tile, each of three tokens: as many as the registers hold."""
+    simple = all(kind == AFFINE for kind, _ in sides)
+    return 64 if simple and head_dim <= 128 else 32 if head_dim <= 128 else 16

@@ -1,0 +1,84 @@
+"""The attention kernel against its reference."""
+
+import pytest
+import torch
+from attended import Cache, piece, random_cache
+
+from semkv_bench.kernels import attention_jobs, attention_reference, attention_triton
+
+# Scores and outputs are sums of up to 128 products of float16 with a high and a low part, each to 22 bits.
+CLOSE = {"rtol": 2e-5, "atol": 2e-5}
+
+
+def agree(cache, **close):
+    expected, actual = (cache.attended(kernels) for kernels in (attention_reference, attention_triton))
+    for over_codes, over_plain in zip(expected, actual, strict=True):
+        torch.testing.assert_close(over_plain, over_codes, **(close or CLOSE))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_shapes(seed, device, canaries):
+    agree(random_cache(seed, device))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fifty", range(6))
+def test_many_random_shapes(fifty, device):
+    for seed in range(12 + 50 * fifty, 62 + 50 * fifty):
+        agree(random_cache(seed, device))
+
+
+def test_more_kinds_than_one_launch_has_code_for(device, canaries, monkeypatch):
+    for module in (attention_jobs, attention_triton):
+        monkeypatch.setattr(module, "tile_rows", lambda *_: 16)
+    rows = [
+        [piece(1, 99, 16, (2, 3, 5), (4, 6), device=device)],
+        [piece(1, 3, 16, (9,), (9,), 1, device=device)],
+    ]
+    query, turned = torch.randn(2, 2, 2, 16, generator=torch.Generator().manual_seed(1)).to(device)
+    assert len(attention_triton.attention_work(rows).kinds) == 7
+    agree(Cache(query, turned, rows, [], 0.25))
+
+
+def test_several_jobs_of_several_tiles(device, canaries, monkeypatch):
+    for module in (attention_jobs, attention_triton):
+        monkeypatch.setattr(module, "tile_rows", lambda *_: 16)
+    monkeypatch.setattr(attention_jobs, "_PROGRAMS", 2)
+    rows = [[piece(1, 200, 16, (5,), (6,), device=device)]]
+    query = torch.randn(1, 2, 16, generator=torch.Generator().manual_seed(1)).to(device)
+    jobs = attention_triton.attention_work(rows).jobs
+    assert jobs[0, :, 9:11].tolist() == [[0, 96], [96, 192], [192, 200]]
+    agree(Cache(query, query, rows, [], 0.25))
+
+
+def test_many_queries_share_a_head(device):
+    rows = [[piece(1, 40, 64, (5,), (5,), device=device)]]
+    query = torch.randn(1, 71, 64, generator=torch.Generator().manual_seed(1)).to(device)
+    agree(Cache(query, query, rows, [], 0.125))
+
+
+@pytest.mark.parametrize("size", [60.0, 1e-4, 0.0])
+def test_large_and_small_scores(size, device):
+    """Scores of several hundred overflow an exponential that does not subtract the maximum."""
+    rows = [[piece(1, 100, 64, (5, 6), (5, 6), device=device)]]
+    query = size * torch.randn(1, 4, 64, generator=torch.Generator().manual_seed(1)).to(device)
+    cache = Cache(query, query, rows, [], 1.0)
+    (_, log_sums), _ = cache.attended(attention_reference)
+    assert float(log_sums.max()) > 200 or size < 60
+    agree(cache, rtol=2e-4, atol=2e-4)
+
+
+def test_tokens_of_very_different_size(device):
+    """A token far larger than all others sets no scale for them; constant vectors have a step of zero."""
+    keys, values = piece(1, 90, 64, (5,), (5,), device=device)
+    for side, share in ((keys, 1e-3), (values, 2e-5)):
+        side.scale[:, ::7] *= share
+        side.zero[:, ::7] *= share
+        side.scale[:, 3::11] = 0
+    values.scale[:, 40] = 3000.0
+    query = torch.randn(1, 4, 64, generator=torch.Generator().manual_seed(1)).to(device)
+    expected, actual = (
+        Cache(query, query, [[(keys, values)]], [], 0.125).attended(kernels)[0][0]
+        for kernels in (attention_reference, attention_triton)
+    )
+    torch.testing.assert_close(actual, expected, rtol=2e-5, atol=2e-5 * float(expected.abs().max()))
