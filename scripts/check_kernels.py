@@ -212,7 +212,7 @@ def write_static(options: argparse.Namespace) -> int:
     for case in static_cases():
         if options.only and case.name not in options.only:
             continue
-        for target in options.targets:
+        for target in [name for name in case.targets if name in options.targets]:
             rows.append(static_row(case, target))
             print(rows[-1], flush=True)
     if options.out or not options.only:

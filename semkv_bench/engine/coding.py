@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -14,9 +14,10 @@ from semkv_bench.grid.cost import SIDES, Tokens
 from semkv_bench.importance import metric
 from semkv_bench.importance.block import cache_scores
 from semkv_bench.importance.generated import Feed, GeneratedScores
+from semkv_bench.kernels.numerics import finite_together, named
 from semkv_bench.models.rotary import Rotary
 from semkv_bench.protocols.rule import CodingRule, Ranks, Window, coder_seed, window
-from semkv_bench.quantizers import Coder, NonFiniteError, Quantizer
+from semkv_bench.quantizers import Coder, Quantizer
 from semkv_bench.quantizers.parts import Place
 from semkv_bench.settings.allocation import GONE
 from semkv_bench.settings.setting import Coded, Setting
@@ -69,25 +70,32 @@ class RowCoder:
         self._prompt = length
         self.rows.take_states(prompt)
         evicted = self._evicted(prompt, {"seen": ranks.scores, "unseen": unseen})
-        for index, target in self.rows.attending.items():
-            stored = prompt.attending[index].stored()
-            views = target.take(length, like=stored)
-            for side, (states, view) in enumerate(zip(stored, views, strict=True)):
-                with _named(index, side):
-                    self._fill_side(states, view, index, side, ranks)
-            for row, setting in enumerate(self.settings):
-                if setting.read is not None and index in self.places:
-                    target.read_blocks(row, setting.read)
-            if self.rule.codes_prompt:
-                for row in range(len(self.settings)):
-                    if row in evicted and index in self.places:
-                        target.delete(row, slice(0, length), evicted[row][self.places[index]])
-                    elif row not in evicted:
-                        self._delete(index, row, range(length), ranks)
+        with finite_together():
+            for index, target in self.rows.attending.items():
+                self._fill_layer(prompt, index, target, ranks, evicted)
         for number, row in enumerate(self.rows.rows):
             self._settle_prompt(row)
             if number in evicted and self.settings[number].prune.renumbered:
                 self._renumber(number, ~evicted[number][0, 0])
+
+    def _fill_layer(
+        self, prompt: RowCache, index: int, target: RowLayer, ranks: Ranks, evicted: Mapping[int, Tensor]
+    ) -> None:
+        """One layer of every row."""
+        stored = prompt.attending[index].stored()
+        views = target.take(self._prompt, like=stored)
+        for side, (states, view) in enumerate(zip(stored, views, strict=True)):
+            with _named(index, side):
+                self._fill_side(states, view, index, side, ranks)
+        for row, setting in enumerate(self.settings):
+            if setting.read is not None and index in self.places:
+                target.read_blocks(row, setting.read)
+        if self.rule.codes_prompt:
+            for row in range(len(self.settings)):
+                if row in evicted and index in self.places:
+                    target.delete(row, slice(0, self._prompt), evicted[row][self.places[index]])
+                elif row not in evicted:
+                    self._delete(index, row, range(self._prompt), ranks)
 
     def _renumber(self, number: int, kept: Tensor) -> None:
         """Turn the keys of a row to positions that count only the ``kept`` tokens, bool [tokens], of every head."""
@@ -324,14 +332,15 @@ class RowCoder:
     def _code(self, pieces: dict[tuple[int, int], range]) -> None:
         """Code one stretch of tokens of each (row, side), or delete those that their settings prune."""
         ranks = {(row, piece): self._ranks(row, piece) for (row, _), piece in pieces.items()}
-        for index, layer in self.rows.attending.items():
-            for side in range(2):
-                mine = {row: piece for (row, of), piece in pieces.items() if of == side}
-                with _named(index, side):
-                    self._code_side(index, layer, side, mine, ranks)
-            for (row, side), piece in pieces.items():
-                if side == 0:
-                    self._delete(index, row, piece, ranks[row, piece])
+        with finite_together():
+            for index, layer in self.rows.attending.items():
+                for side in range(2):
+                    mine = {row: piece for (row, of), piece in pieces.items() if of == side}
+                    with _named(index, side):
+                        self._code_side(index, layer, side, mine, ranks)
+                for (row, side), piece in pieces.items():
+                    if side == 0:
+                        self._delete(index, row, piece, ranks[row, piece])
         for (row, side), piece in pieces.items():
             book = self.rows.rows[row]
             book.settled = _changed(book.settled, side, piece.stop)
@@ -425,15 +434,6 @@ def _changed(pair: tuple[Any, Any], place: int, value: Any) -> tuple[Any, Any]:
     return (value, pair[1]) if place == 0 else (pair[0], value)
 
 
-class _named:
+def _named(layer: int, side: int) -> AbstractContextManager[None]:
     """Errors about values that are not finite name the layer and the tensor."""
-
-    def __init__(self, layer: int, side: int):
-        self.where = f"layer {layer}, {SIDES[side]}"
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind, error, trace) -> None:
-        if isinstance(error, NonFiniteError):
-            raise NonFiniteError(f"{self.where}: {error}") from error
+    return named(f"layer {layer}, {SIDES[side]}")

@@ -19,7 +19,7 @@ from semkv_bench.kernels.launch import (
     to_float16,
     unit_stride,
 )
-from semkv_bench.kernels.numerics import NonFiniteError, check_rows
+from semkv_bench.kernels.numerics import check_rows, note_finite
 
 __all__ = ["affine_quantize", "affine_quantize_dequantize"]
 
@@ -150,5 +150,4 @@ def _launch(
         ROWS=rows,
         CODES=scale is not None,
     )
-    if int(flag):
-        raise NonFiniteError("NaN or infinity in the tensor to be quantized")
+    note_finite(flag)

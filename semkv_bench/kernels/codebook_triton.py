@@ -11,7 +11,7 @@ from torch import Tensor
 
 from semkv_bench.kernels.codebook_tables import CodebookTables
 from semkv_bench.kernels.launch import launch, rows_per_program, to_float16, unit_stride
-from semkv_bench.kernels.numerics import NonFiniteError, check_rows
+from semkv_bench.kernels.numerics import check_rows, note_finite
 
 __all__ = ["codebook_quantize", "codebook_quantize_dequantize"]
 
@@ -137,5 +137,4 @@ def _launch(y: Tensor, levels: Tensor, tables: CodebookTables, out: Tensor, norm
         ROWS=rows,
         CODES=norm is not None,
     )
-    if int(flag):
-        raise NonFiniteError("NaN or infinity in the tensor to be quantized")
+    note_finite(flag)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from semkv_bench.errors import NonFiniteError
@@ -12,9 +15,72 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-__all__ = ["FLOAT16_MAX", "NonFiniteError", "Saturation", "check_rows", "finite_cast", "to_float16"]
+__all__ = [
+    "FLOAT16_MAX",
+    "NonFiniteError",
+    "Saturation",
+    "check_rows",
+    "finite_cast",
+    "finite_together",
+    "named",
+    "note_finite",
+    "to_float16",
+]
 
 FLOAT16_MAX = 65504.0
+
+
+_NOTED: ContextVar[list[tuple[str, Tensor]] | None] = ContextVar("_NOTED", default=None)
+_WHERE: ContextVar[str] = ContextVar("_WHERE", default="")
+
+
+@contextmanager
+def named(where: str) -> Iterator[None]:
+    """Errors about values that are not finite name ``where``, for example a layer and a tensor."""
+    token = _WHERE.set(where)
+    try:
+        yield
+    except NonFiniteError as error:
+        if str(error).startswith(where):
+            raise
+        raise NonFiniteError(f"{where}: {error}") from error
+    finally:
+        _WHERE.reset(token)
+
+
+@contextmanager
+def finite_together() -> Iterator[None]:
+    """Read what kernels note on a GPU once, at the end: each read waits for all work before it.
+
+    Raises NonFiniteError for the first one, naming where it was.
+    """
+    noted: list[tuple[str, Tensor]] = []
+    token = _NOTED.set(noted)
+    try:
+        yield
+    finally:
+        _NOTED.reset(token)
+    by_device: dict[torch.device, list[tuple[str, Tensor]]] = {}
+    for where, flag in noted:
+        by_device.setdefault(flag.device, []).append((where, flag))
+    for flags in by_device.values():
+        odd = torch.cat([flag for _, flag in flags]).cpu().tolist()
+        for (where, _), found in zip(flags, odd, strict=True):
+            if found:
+                raise _not_finite(where)
+
+
+def note_finite(flag: Tensor, now: bool = False) -> None:
+    """Raise NonFiniteError if ``flag`` int32 [1] is not 0: now, or at the end of ``finite_together``."""
+    noted = _NOTED.get()
+    if noted is not None and not now:
+        noted.append((_WHERE.get(), flag))
+    elif int(flag):
+        raise _not_finite("")
+
+
+def _not_finite(where: str) -> NonFiniteError:
+    return NonFiniteError(f"{where}: " * bool(where) + "NaN or infinity in the tensor to be quantized")
 
 
 class Saturation:
@@ -46,7 +112,8 @@ def _saturated(x: Tensor) -> Tensor:
 def check_rows(x: Tensor, levels: Tensor, top: int = MAX_LEVELS) -> None:
     """Check the common arguments: x [heads, tokens, head_dim] and levels int64 [S, tokens] or [S, 1].
 
-    Raises ValueError on a wrong shape or type, or a level count outside 2..top.
+    Raises ValueError on a wrong shape or type, or a level count outside 2..top. Levels on a GPU are not read, which
+    would wait for all work before it: allocations check their counts, and so does whoever uploads others.
     """
     if x.dim() != 3 or x.dtype not in (torch.float16, torch.bfloat16, torch.float32):
         raise ValueError(f"x must be a float [heads, tokens, head_dim], not {x.dtype} {tuple(x.shape)}")
@@ -55,5 +122,9 @@ def check_rows(x: Tensor, levels: Tensor, top: int = MAX_LEVELS) -> None:
             f"levels must be int64 [settings, {x.shape[1]}] or [settings, 1], "
             f"not {levels.dtype} {tuple(levels.shape)}"
         )
-    if levels.numel() and not (int(levels.min()) >= 2 and int(levels.max()) <= top):
+    if (
+        levels.device.type == "cpu"
+        and levels.numel()
+        and not (int(levels.min()) >= 2 and int(levels.max()) <= top)
+    ):
         raise ValueError(f"levels must lie in 2..{top}")

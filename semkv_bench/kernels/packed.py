@@ -63,6 +63,7 @@ class PackedLayout:
     token_class   uint8, the class of each token, ``class_bits`` bits a token from the lowest bit up
     block_start   int32 [blocks + 1], first word of each block, and the end
     words         number of 32-bit words
+    longest       words of the longest block
     """
 
     heads: int
@@ -73,6 +74,7 @@ class PackedLayout:
     token_class: Tensor
     block_start: Tensor
     words: int
+    longest: int
 
     @property
     def blocks(self) -> int:
@@ -117,6 +119,7 @@ class PackedLayout:
         """
         if block & (block - 1) or not 16 <= block <= MAX_BLOCK or block * head_dim > _MAX_VALUES:
             raise ValueError(f"no packing of blocks of {block} tokens of {head_dim} values")
+        device, levels = levels.device, levels.cpu()  # read once; all that follows is small
         if levels.numel() and not (int(levels.min()) >= 2 and int(levels.max()) <= MAX_LEVELS):
             raise ValueError(f"packed levels must lie in 2..{MAX_LEVELS}")
         distinct, classes = levels.unique(return_inverse=True)
@@ -143,9 +146,10 @@ class PackedLayout:
             len(levels),
             block,
             class_levels,
-            pack_classes(classes, class_bits(len(class_levels))),
-            block_start,
+            pack_classes(classes, class_bits(len(class_levels))).to(device),
+            block_start.to(device),
             words,
+            int(block_words.max()) if blocks else 0,
         )
 
 

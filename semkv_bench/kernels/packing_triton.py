@@ -225,8 +225,9 @@ def pack(codes: Tensor, layout: PackedLayout) -> Tensor:
     classes, plans = layout.classes(), [packing_plan(levels) for levels in layout.class_levels]
     block = torch.arange(layout.tokens, device=codes.device) // layout.block
     key = block * len(plans) + classes
-    counts = torch.bincount(key, minlength=layout.blocks * len(plans)).to(torch.int32)
-    longest = int(layout.block_start.diff().max())
+    counts = torch.zeros(layout.blocks * len(plans), dtype=torch.int32, device=codes.device)
+    counts.index_add_(0, key, torch.ones_like(key, dtype=torch.int32))  # unlike bincount reads nothing back
+    longest = layout.longest
     per_program = min(words_per_program(), triton.next_power_of_2(longest))
     launch(
         pack_kernel,

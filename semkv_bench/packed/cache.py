@@ -15,6 +15,7 @@ from transformers.configuration_utils import PreTrainedConfig
 
 from semkv_bench.errors import UsageError
 from semkv_bench.kernels import PackedLayout
+from semkv_bench.kernels.numerics import finite_together
 from semkv_bench.models.architecture import decoder_of
 from semkv_bench.models.layers import cache_layers
 from semkv_bench.models.shape import ModelShape
@@ -171,7 +172,8 @@ class SemKVCache(Cache):
         keyword = "cache" if "cache" in named else "past_key_values"
         self._disarm()
         try:
-            decoder_of(model)(use_cache=True, **inputs, **{keyword: self})
+            with finite_together():
+                decoder_of(model)(use_cache=True, **inputs, **{keyword: self})
         finally:
             self.plan.padding = None
         self._code_due()
@@ -260,7 +262,7 @@ class SemKVCache(Cache):
     def _code_due(self) -> None:
         """Code what waited for the end of a forward call: a prompt ranked over all layers, complete blocks."""
         if self.plan.layers[0].due:
-            with torch.no_grad():
+            with torch.no_grad(), finite_together():
                 for layer in self.plan.layers:
                     layer.code_prompt()
         self._code()
@@ -271,10 +273,10 @@ class SemKVCache(Cache):
             return
         due = [layer.pieces(turn_over) for layer in self.plan.layers]
         # A shared ranking reads the open tokens of all layers, so it is made before the first one is coded.
-        for stretch in zip_longest(*(side for pieces in due for side in pieces)):
-            for number, layer in enumerate(self.plan.layers):
-                if any(pieces := stretch[2 * number : 2 * number + 2]):
-                    with torch.no_grad():
+        with torch.no_grad(), finite_together():
+            for stretch in zip_longest(*(side for pieces in due for side in pieces)):
+                for number, layer in enumerate(self.plan.layers):
+                    if any(pieces := stretch[2 * number : 2 * number + 2]):
                         layer.code(pieces)
 
     def _settle_loan(self) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from semkv_bench.errors import SemkvError, UsageError
-from semkv_bench.kernels import NonFiniteError
+from semkv_bench.kernels.numerics import named
 from semkv_bench.models.attention_hook import Call
 from semkv_bench.packed.attention import Handover, hand_over, last_query_mask, visible
 from semkv_bench.packed.decode import PackedPieces, can_attend_packed
@@ -242,10 +242,8 @@ class PackedLayer(CacheLayerMixin):
                 if not own:
                     continue
                 x = states(number, piece)[row, :, own.start - piece.start :]
-                try:
+                with named(f"layer {self.index}, {_NAMES[number]}"):
                     side.code_row(row, x, levels[number], self.plan.layouts, pair)
-                except NonFiniteError as error:
-                    raise NonFiniteError(f"layer {self.index}, {_NAMES[number]}: {error}") from error
 
     def _for_kernels(self) -> bool:
         """Is attention to read codes, and do its kernels know both coders?"""

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from semkv_bench.errors import SemkvError, UsageError
-from semkv_bench.kernels.numerics import check_rows, finite_cast
+from semkv_bench.kernels.numerics import check_rows, finite_cast, note_finite
 from semkv_bench.lazy import torch
-from semkv_bench.quantizers.base import Coder, Encoded, NonFiniteError
+from semkv_bench.quantizers.base import Coder, Encoded
 from semkv_bench.quantizers.groups import CLASS
 from semkv_bench.quantizers.packing import LayoutOf, Packed, Stream
 from semkv_bench.quantizers.parts import Place
@@ -95,8 +95,7 @@ class SideCoder(Coder):
 
     def _changed(self, x: Tensor) -> tuple[Tensor, list[Kept]]:
         """x [heads, tokens, channels] in units [units, heads, tokens, channels], all steps done; what undoes them."""
-        if not bool(torch.isfinite(x).all()):
-            raise NonFiniteError("NaN or infinity in the tensor to be quantized")
+        note_finite((~torch.isfinite(x).all()).int()[None], now=not x.is_cuda)
         tokens = x.shape[1]
         size = self.side.granularity.tokens or tokens
         size = tokens if size == 1 else size
