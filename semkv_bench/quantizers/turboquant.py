@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
 from semkv_bench import kernels
@@ -90,12 +91,12 @@ class TurboQuantCoder(Coder):
         """Inverse of ``rotate`` in float32."""
         return (y.reshape(-1, self.head_dim) @ self._rotation32).view(y.shape)
 
-    def rotated_values(self, y: Tensor, levels: Tensor) -> Tensor:
+    def rotated_values(self, y: Tensor, levels: Tensor, top: int) -> Tensor:
         """What coding leaves of rotated y [heads, tokens, head_dim], still rotated.
 
-        levels is int64 [S, tokens] or [S, 1]; the result has S in front.
+        levels is int64 [S, tokens] or [S, 1], ``top`` at most; the result has S in front.
         """
-        found = kernels.codebook_quantize_dequantize(y, levels, self.tables(int(levels.max())))
+        found = kernels.codebook_quantize_dequantize(y, levels, self.tables(top))
         if not self.norm_correction:
             return found
         exact = torch.linalg.vector_norm(y, dim=-1, keepdim=True, dtype=torch.float64)
@@ -109,13 +110,13 @@ class TurboQuantCoder(Coder):
         """See ``Coder``."""
         check_rows(x, levels)
         # A token's coding depends on its own levels only, so settings share what they have in common.
-        distinct = levels.unique()
-        wanted = [row.unique().tolist() for row in levels]
+        wanted, distinct = counts_of(levels)
+        every = sorted({count for counts in wanted for count in counts})
 
         def code(here: slice) -> None:
-            rotated = self.rotated_values(self.rotate(x[:, here]), distinct[:, None])
+            rotated = self.rotated_values(self.rotate(x[:, here]), distinct[:, None], every[-1])
             values = finite_cast(self.rotate_back(rotated), out.dtype)
-            by_count = dict(zip(distinct.tolist(), values, strict=True))
+            by_count = dict(zip(every, values, strict=True))
             levels_here = levels if levels.shape[1] == 1 else levels[:, here]
             for setting, counts in enumerate(wanted):
                 _choose(by_count, counts, levels_here[setting], out[setting, :, here])
@@ -171,6 +172,26 @@ def codebook_tables(head_dim: int, top: int, device: torch.device) -> CodebookTa
     books = (lloyd_max(levels, head_dim) for levels in range(2, top + 1))
     pairs = [(torch.from_numpy(book.centroids), torch.from_numpy(book.thresholds)) for book in books]
     return CodebookTables.build(pairs, head_dim, device)
+
+
+@cache
+def _known_counts() -> MutableMapping[Tensor, tuple[list[list[int]], Tensor]]:
+    from torch.utils.weak import WeakTensorKeyDictionary
+
+    return WeakTensorKeyDictionary()
+
+
+def counts_of(levels: Tensor) -> tuple[list[list[int]], Tensor]:
+    """Level counts in use, ascending: of each row of levels int64 [S, n], and of all, int64 on its device.
+
+    Read once for as long as the tensor lives, since all layers and both sides of a fill are given the same.
+    """
+    known = _known_counts()
+    if levels not in known:
+        wanted = [sorted(set(row)) for row in levels.tolist()]
+        every = sorted({count for counts in wanted for count in counts})
+        known[levels] = (wanted, torch.tensor(every).to(levels.device))
+    return known[levels]
 
 
 def _choose(by_count: dict[int, Tensor], counts: list[int], levels: Tensor, out: Tensor) -> None:

@@ -72,9 +72,9 @@ class TurboQuantProdCoder(TurboQuantCoder):
         self._projection32 = self._projection.float()
         self._gain = math.sqrt(math.pi / 2) / self.head_dim
 
-    def rotated_values(self, y: Tensor, levels: Tensor) -> Tensor:
+    def rotated_values(self, y: Tensor, levels: Tensor, top: int) -> Tensor:
         """See ``TurboQuantCoder``."""
-        coarse = super().rotated_values(y, levels)
+        coarse = super().rotated_values(y, levels, top)
         positive, norm = self._sketch(y - coarse)
         return self._refine(coarse, positive, norm)
 

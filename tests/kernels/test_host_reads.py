@@ -50,11 +50,8 @@ def test_one_read_for_all_layers_of_a_fill(quantizer, reads):
         for layer in range(LAYERS):
             with named(f"layer {layer}"):
                 coder.quantize_dequantize(x, levels, out)
-    if quantizer.name == "affine":
-        assert reads.total - before == 1, reads.counts
-    else:
-        # Which rotations are wanted, of which settings, is still read for every side of a layer.
-        assert reads.total - before == 1 + 4 * LAYERS, reads.counts
+    # TurboQuant also reads which levels there are, once for the tensor that all layers are given.
+    assert reads.total - before == 1 + (quantizer.name == "turboquant"), reads.counts
 
 
 def coded(quantizer, tokens, layouts, levels, pair):
@@ -97,11 +94,11 @@ def test_what_is_not_finite_is_named_at_the_end():
     flags = torch.tensor([[0], [1], [1]], dtype=torch.int32)
     from semkv_bench.kernels.numerics import note_finite
 
-    with pytest.raises(NonFiniteError, match="^layer 1, keys: NaN or infinity"), finite_together():
+    with pytest.raises(NonFiniteError, match="layer 1, keys: NaN or infinity"), finite_together():
         for layer, flag in enumerate(flags):
             with named(f"layer {layer}, keys"):
                 note_finite(flag)
-    with pytest.raises(NonFiniteError, match="^layer 7: NaN"), named("layer 7"):
+    with pytest.raises(NonFiniteError, match="layer 7: NaN"), named("layer 7"):
         note_finite(flags[1])
     with finite_together():
         note_finite(flags[0])
