@@ -78,8 +78,8 @@ class SemKVCache(Cache):
         tokens, each once, as soon as a token beyond the block arrives. ``generated``: these blocks alone
         are coded. See ``semkv_bench.protocols.rule``; ``end_turn`` codes an incomplete block.
     attention: ``dequantize`` gives the model one layer's keys and values in full at a time; ``packed``
-        lets single new tokens attend over the packed blocks themselves, whose values then are float32 and
-        not rounded to the model's type.
+        lets single new tokens attend over the codes themselves, whose values then are float32 and not rounded to
+        the model's type: of methods that the kernel knows codes lie as it reads them, at a price of its own.
     prompt_tokens: length of the prompt, if it comes in several calls; without it the first call is the prompt.
     importance: scores of the prompt's tokens but the last by metric label, [packed layers, tokens] or
         [1, tokens], for metrics that a cache alone cannot know; of several rows, a list of such mappings.
