@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from attended import piece
 
 pytest.importorskip("triton")
 
@@ -93,7 +94,9 @@ CALLS = {
     "attention": (
         attention_triton,
         "attention_kernel",
-        lambda x: attention_triton.packed_attention(x[0, :4], vectors(), vectors(), 0.1),
+        lambda x: attention_triton.packed_attention(
+            x[:1, :4], x[:1, :4], attention_triton.attention_work([[piece(2, 9, 16, (5,), (5,))]]), [], 0.1
+        ),
     ),
 }
 

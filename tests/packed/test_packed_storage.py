@@ -248,3 +248,47 @@ def test_a_second_turn_goes_on(tiny):
 def test_the_package_stays_cheap_to_import():
     code = "import sys, semkv_bench; assert 'torch' not in sys.modules; print(semkv_bench.__version__)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout.strip()
+
+
+def _filled(setting, attention, tokens=200):
+    """A cache of two rows, coded in blocks of 64, with open tokens behind."""
+    cache = SemKVCache(small_config(head_dim=32), setting, parts="both", attention=attention)
+    states = some_states(tokens, rows=2, head_dim=32)
+    for part in (slice(0, 1), slice(1, 130), slice(130, tokens)):
+        append_to(cache, [x[:, :, part] for x in states])
+    return cache
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        *mixes("key_norm", "layer", 6, 5, 0.25, AFFINE),
+        *mixes("value_norm", "layer", 4, 3, 0.75, TURBO),
+        *uniform_settings(AFFINE, TURBO, [3]),
+    ],
+    ids=lambda s: s.name,
+)
+def test_the_layout_for_attention_holds_the_same_values(setting):
+    """Tokens lie in another order and words are others; what is read back is the same to the bit."""
+    dense, aligned = (_filled(setting, attention) for attention in ("dequantize", "packed"))
+    assert aligned.layers[1].sides[0].rows[0][0].layouts[0].ends_block is False
+    for change in (
+        lambda layer: None,
+        lambda layer: layer._select([1, 0, 1]),
+        lambda layer: layer.crop(77),
+    ):
+        for of_dense, of_aligned in zip(dense.layers, aligned.layers, strict=True):
+            change(of_dense), change(of_aligned)
+            for mine, theirs in zip(of_aligned._full(), of_dense._full(), strict=True):
+                assert torch.equal(mine, theirs)
+
+
+def test_the_layout_for_attention_costs_what_it_was_said_to_cost():
+    (setting,) = mixes("key_norm", "shared", 6, 5, 0.25, AFFINE)
+    config = small_config(layers=4, heads=8, head_dim=128)
+    cache = SemKVCache(config, setting, parts="both", block=768, attention="packed")
+    states = some_states(770, heads=8, head_dim=128)
+    for part in (slice(0, 1), slice(1, 768), slice(768, 770)):
+        append_to(cache, [x[:, :, part] for x in states])
+    assert setting.aligned_storage(128).effective_bits == pytest.approx(2 + 2 / 3)
+    assert cache.effective_bits() == pytest.approx(2 + 2 / 3, rel=0.005)
