@@ -226,10 +226,11 @@ def _measure(given: Given) -> None:
 
 def _atlas(given: Given) -> None:
     outs, rest = given.split("out")
-    runs = [one for value in replace(given, arguments=rest).split("runs")[0] for one in _listed(value)]
-    runs += [argument for argument in rest if "=" not in argument]
-    if wrong := next((a for a in rest if "=" in a and not a.startswith("runs=")), None):
-        raise UsageError(f"atlas takes runs and out, not {wrong.partition('=')[0]}")
+    runs = []
+    for key, value in (_pair(argument, "runs") for argument in rest):
+        if key != "runs":
+            raise UsageError(f"atlas takes runs and out, not {key}")
+        runs += [value] if Path(value).expanduser().exists() else _listed(value)
     from semkv_bench.records.runs import folders_of
 
     if runs:
@@ -237,6 +238,14 @@ def _atlas(given: Given) -> None:
     from semkv_bench.report.atlas import ATLAS, make_atlas
 
     make_atlas(runs, Path(outs[-1] if outs else ATLAS).expanduser(), OUT)
+
+
+def _pair(argument: str, bare: str) -> tuple[str, str]:
+    """Key and value of an argument; one without an equals sign, or that is a folder's name, is a value of ``bare``."""
+    key, equals, value = argument.partition("=")
+    if not equals or (key != bare and Path(argument).expanduser().exists()):
+        return bare, argument
+    return key, value
 
 
 def _listed(value: str) -> list[str]:
@@ -332,8 +341,7 @@ def _show(given: Given) -> None:
 
     keys = {"run": "", "setting": "", "only": "all"}
     for argument in given.arguments:
-        key, equals, value = argument.partition("=")
-        key, value = (key, value) if equals else ("run", argument)
+        key, value = _pair(argument, "run")
         if key not in keys:
             raise UsageError(f"show takes {', '.join(keys)}, not {key}")
         keys[key] = value
@@ -349,10 +357,10 @@ def _show(given: Given) -> None:
 
 
 def _badge(given: Given) -> None:
-    runs = [a.partition("=")[2] if a.startswith("run=") else a for a in given.arguments]
-    if len(runs) != 1 or given.arguments[0].partition("=")[0] not in (runs[0], "run"):
+    pairs = [_pair(argument, "run") for argument in given.arguments]
+    if [key for key, _ in pairs] != ["run"]:
         raise UsageError("badge takes one folder of a run or a report: semkv-bench badge run=DIR")
-    folder = Path(runs[0]).expanduser()
+    folder = Path(pairs[0][1]).expanduser()
     if not folder.is_dir():
         raise MissingError(f"{folder} does not exist; give run=DIR of a sweep or a report")
     from semkv_bench.report.badge import badge, badge_line

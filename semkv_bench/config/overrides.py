@@ -36,8 +36,8 @@ def _with_key(argument: str, bare: str | None) -> str:
     key, equals, _ = argument.partition("=")
     if argument.startswith("~") and not argument.startswith("~/"):
         return argument
-    # A folder's name may hold an equals sign, a key holds no slash but for Hydra's own.
-    named = equals and not (bare is not None and "/" in key and Path(argument).expanduser().exists())
+    # A folder's name may hold an equals sign.
+    named = equals and not (bare is not None and key != bare and Path(argument).expanduser().exists())
     if named:
         return argument
     if bare is None:

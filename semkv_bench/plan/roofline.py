@@ -26,25 +26,26 @@ _OF_PEAK, _OF_BANDWIDTH = 0.5, 0.7
 
 @dataclass(frozen=True)
 class Accelerator:
-    """Peak of dense products in operations a second, bandwidth in bytes a second, memory in bytes.
+    """Peak of dense products in 16 bits and in float32, operations a second; bandwidth, bytes a second; memory, bytes.
 
     of_peak, of_bandwidth: shares of these that are counted on; 1 where they were measured.
     """
 
     name: str
     peak: float
+    float32_peak: float
     bandwidth: float
     memory: float
     of_peak: float = _OF_PEAK
     of_bandwidth: float = _OF_BANDWIDTH
 
 
-# Makers' data sheets: dense bfloat16, one device.
+# Makers' data sheets: dense bfloat16, and float32 without a narrower format (torch's default), one device.
 ACCELERATORS = {
-    "A100": Accelerator("A100", 312e12, 2.04e12, 80e9),
-    "H100": Accelerator("H100", 989e12, 3.35e12, 80e9),
-    "H200": Accelerator("H200", 989e12, 4.8e12, 141e9),
-    "MI300X": Accelerator("MI300X", 1307e12, 5.3e12, 192e9),
+    "A100": Accelerator("A100", 312e12, 19.5e12, 2.04e12, 80e9),
+    "H100": Accelerator("H100", 989e12, 67e12, 3.35e12, 80e9),
+    "H200": Accelerator("H200", 989e12, 67e12, 4.8e12, 141e9),
+    "MI300X": Accelerator("MI300X", 1307e12, 163e12, 5.3e12, 192e9),
 }
 
 
@@ -80,8 +81,9 @@ def this_cpu() -> Accelerator:
     held = torch.rand(2**25)
     product = _seconds(lambda: square @ square)
     read = _seconds(lambda: held.sum())
+    peak = 2 * 768**3 / product
     return Accelerator(
-        "this CPU", 2 * 768**3 / product, held.numel() * held.element_size() / read, float("inf"), 1.0, 1.0
+        "this CPU", peak, peak, held.numel() * held.element_size() / read, float("inf"), 1.0, 1.0
     )
 
 
@@ -121,7 +123,8 @@ def _stages(plan: Plan, weights: Weights, at: Accelerator, example: Example, bat
     cache = plan.shape.values(prompt) * size
 
     def longer(operations: float, read: float) -> float:
-        return max(operations / (at.peak * at.of_peak), read / (at.bandwidth * at.of_bandwidth))
+        peak = at.float32_peak if size >= 4 else at.peak
+        return max(operations / (peak * at.of_peak), read / (at.bandwidth * at.of_bandwidth))
 
     # The head sees the last token alone; a pair of tokens meets once, in keys and in values.
     body = parameters - weights.vocabulary * weights.hidden

@@ -7,6 +7,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from semkv_bench.checks import whole
 from semkv_bench.config.compose import build
@@ -70,36 +71,40 @@ def storage_rows(config: DictConfig) -> list[dict[str, Any]]:
 
 
 def show_storage(rows: list[dict[str, Any]], console: Console) -> None:
-    """The rows as a table."""
-    at = "; cache of one sequence at so many tokens" if "cache_bytes" in rows[0] else ""
-    table = Table(
-        title=f"bits per value, head_dim {rows[0]['head_dim']}{at}",
-        title_justify="left",
-        box=None,
-        padding=(0, 2, 0, 0),
-    )
-    table.add_column("setting", overflow="fold", min_width=10)
+    """The rows as a table, and the sizes of whole caches as a second one where both leave no room for names."""
+    contexts = list(rows[0].get("cache_bytes", {}))
     whole = ("cache_bits", "key_cache_bits", "value_cache_bits") if "tokens" in rows[0] else ()
-    for column in (
+    apart = bool(whole and contexts)
+    title = f"bits per value, head_dim {rows[0]['head_dim']}"
+    at = "cache of one sequence at so many tokens"
+    table = _table(title if apart or not contexts else f"{title}; {at}")
+    words = [
         "code",
         "packed",
         "effective",
         "smaller",
         *(name.removesuffix("_bits").replace("_", " ") for name in whole),
-    ):
+    ]
+    for column in words:
         table.add_column(column, justify="right", no_wrap=True)
-    contexts = list(rows[0].get("cache_bytes", {}))
+    sizes = _table(at) if apart else table
     for tokens in contexts:
-        table.add_column(f"at {_thousands(int(tokens))}", justify="right", no_wrap=True)
+        sizes.add_column(f"at {_thousands(int(tokens))}", justify="right", no_wrap=True)
+    lines = []
     if contexts:
-        sizes = [human_bytes(rows[0]["full_bytes"][tokens]) for tokens in contexts]
-        table.add_row("full", *["16.000"] * 3, "1.00x", *["16.000"] * len(whole), *sizes)
+        bits = [*["16.000"] * 3, "1.00x", *["16.000"] * len(whole)]
+        lines.append(("full", bits, [human_bytes(rows[0]["full_bytes"][tokens]) for tokens in contexts]))
     for row in rows:
-        cells = [f"{row[name]:.3f}" for name in ("code_bits", "packed_bits", "effective_bits")]
-        sizes = [human_bytes(row["cache_bytes"][tokens]) for tokens in contexts]
-        wholes = [f"{row[name]:.3f}" for name in whole]
-        table.add_row(row["setting"], *cells, f"{row['compression']:.2f}x", *wholes, *sizes)
+        bits = [f"{row[name]:.3f}" for name in ("code_bits", "packed_bits", "effective_bits")]
+        bits += [f"{row['compression']:.2f}x", *(f"{row[name]:.3f}" for name in whole)]
+        lines.append((row["setting"], bits, [human_bytes(row["cache_bytes"][tokens]) for tokens in contexts]))
+    for name, bits, held in lines:
+        table.add_row(Text(name), *bits, *([] if apart else held))
+        if apart:
+            sizes.add_row(Text(name), *held)
     console.print(table)
+    if apart:
+        console.print(sizes)
     others = [row for row in rows if row.get("aligned_bits", row["effective_bits"]) != row["effective_bits"]]
     if others:
         told = ", ".join(f"{row['setting']} {row['aligned_bits']:.3f}" for row in others)
@@ -116,6 +121,12 @@ def show_storage(rows: list[dict[str, Any]], console: Console) -> None:
         console.print(
             "The model's configuration is not here: its shape is the one published.", highlight=False
         )
+
+
+def _table(title: str) -> Table:
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table.add_column("setting", overflow="fold", min_width=12)
+    return table
 
 
 def published_words(node: DictConfig) -> str:

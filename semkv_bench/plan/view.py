@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from semkv_bench.console import human_bytes
 from semkv_bench.plan.cost import mean_cache_bits
@@ -17,7 +18,17 @@ from semkv_bench.tasks import Example
 
 __all__ = ["plan_content", "show_plan"]
 
+_NAME_WIDTH = 16  # of a setting or task, however narrow the terminal
 _CALIBRATE = "add --calibrate once: it loads the model, runs one example and keeps how long that took"
+
+
+def _table(title: str, columns: Sequence[str]) -> Table:
+    """A table of numbers by name, whose headings give way before names do."""
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table.add_column(columns[0], overflow="fold", min_width=_NAME_WIDTH)
+    for column in columns[1:]:
+        table.add_column(column, justify="right")
+    return table
 
 
 def show_plan(
@@ -28,15 +39,15 @@ def show_plan(
     console: Console,
 ) -> None:
     """Settings with their bits, examples per sub-task with their tokens, memory and time."""
-    settings = Table(title=f"{len(plan.settings)} settings of {plan.source.name}", title_justify="left")
-    settings.add_column("setting", overflow="fold")
-    for column in ("code bits", "effective bits", "compression", "cache bits", "cache compression"):
-        settings.add_column(column, justify="right", no_wrap=True)
+    settings = _table(
+        f"{len(plan.settings)} settings of {plan.source.name}",
+        ("setting", "code bits", "effective bits", "smaller", "cache bits", "cache smaller"),
+    )
     for setting in plan.settings:
         cost = setting.storage_in(plan.shape.cache)
         bits = mean_cache_bits(setting, plan.shape, plan.protocol, plan.examples)
         settings.add_row(
-            setting.name,
+            Text(setting.name),
             f"{cost.code_bits:.3f}",
             f"{cost.effective_bits:.3f}",
             f"{cost.compression:.2f}x",
@@ -49,17 +60,22 @@ def show_plan(
         "the other columns are the price of a coded value",
         highlight=False,
     )
-    tasks = Table(title=f"{len(plan.examples)} examples", title_justify="left")
-    tasks.add_column("task", overflow="fold")
-    for column in ("examples", "turns", "mean prompt tokens", "longest", "answer limit"):
-        tasks.add_column(column, justify="right", no_wrap=True)
+    tasks = _table(
+        f"{len(plan.examples)} examples",
+        ("task", "examples", "turns", "mean prompt tokens", "longest", "answer limit"),
+    )
     for name in sorted({example.task for example in plan.examples}):
         mine = [example for example in plan.examples if example.task == name]
         lengths = [len(example.input_ids) for example in mine]
         limit = max(turn.max_new_tokens for example in mine for turn in (example, *example.follow_ups))
         turns = str(max(example.turns for example in mine))
         tasks.add_row(
-            name, str(len(mine)), turns, f"{sum(lengths) / len(mine):.0f}", str(max(lengths)), str(limit)
+            Text(name),
+            str(len(mine)),
+            turns,
+            f"{sum(lengths) / len(mine):.0f}",
+            str(max(lengths)),
+            str(limit),
         )
     console.print(tasks)
     quantized = f"{len(plan.shape.quantized_layers)} of {plan.shape.layers} layers quantized"

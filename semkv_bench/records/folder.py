@@ -113,9 +113,16 @@ class RunFolder:
 
     def refresh(self) -> None:
         """Learn what was finished meanwhile; what was read before is not read again."""
-        for path in sorted(self.path.glob("records-*.jsonl")):
-            reader = self._readers.setdefault(path, UnitReader(path, _expected(self.charter, self.plan)))
-            self._learn(reader.read())
+        try:
+            for path in sorted(self.path.glob("records-*.jsonl")):
+                reader = self._readers.setdefault(path, UnitReader(path, _expected(self.charter, self.plan)))
+                self._learn(reader.read())
+        except UsageError as error:
+            if read_charter(self.path)["hash"] == self.charter.get("hash"):
+                raise
+            raise UsageError(
+                f"{self.path} was extended by another process meanwhile; what is recorded is safe: run that command here too"
+            ) from error
         # Behind the records: what is recorded without a setting was so after the look at which it left.
         if (
             self.charter.get("stats", {}).get("race")

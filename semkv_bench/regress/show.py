@@ -4,6 +4,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from semkv_bench.regress.comparison import ALL, Comparison, Shift, cliff_text
 from semkv_bench.regress.snapshot import Snapshot
@@ -104,7 +105,7 @@ def _settings_table(outcome: Comparison, old: Snapshot, new: Snapshot) -> Table:
             ]
         )
         moved = any(shift is not None and shift.moved for shift in (kl, score))
-        table.add_row(name, verdict, *cells, style="red" if moved else "")
+        table.add_row(Text(name), verdict, *cells, style="red" if moved else "")
     return table
 
 

@@ -13,7 +13,7 @@ from semkv_bench.report.formatting import (
     signed,
     signed_interval,
 )
-from semkv_bench.report.lookup import cliffs_of, sample_noun
+from semkv_bench.report.lookup import cliffs_of, none_safe, sample_noun
 from semkv_bench.report.verdict import cliff_words
 from semkv_bench.stats.result import OperatingPoint, Report
 
@@ -34,7 +34,7 @@ def badge_line(report: Report) -> str:
         "" if report.preregistered else "exploratory",
     ]
     if point is None:
-        what = f"no lower precision is shown to be no worse than 16 bits within {report.margin:g}"
+        what = f"{none_safe(report, '16 bits')} (margin {report.margin:g})"
     else:
         loss = (
             f" (difference {signed(point.diff)} {signed_interval(point.diff_ci)})"

@@ -37,6 +37,8 @@ def compared(config: DictConfig, given: Mapping[str, Any], console: Console) -> 
         UsageError: fewer than two runs, or runs that differ in more than their methods, with what differs.
         MissingError: a folder that is not there, or holds no run.
     """
+    if given.get("looks") is not None:
+        raise UsageError("stats.looks is fixed by sweep, before the first record; leave it out")
     folders = [] if config.runs is None else folders_of(config.runs)[0]
     if len(folders) < 2:
         raise UsageError("compare takes two runs or more: runs=[DIR,DIR]")

@@ -5,6 +5,7 @@ from semkv_bench.report.formatting import (
     clean,
     count,
     effective_text,
+    first_names,
     grid_point,
     join,
     known,
@@ -21,6 +22,7 @@ __all__ = [
     "lengths_words",
     "measured_words",
     "metric_of",
+    "none_safe",
     "ordered_settings",
     "partly_coded",
     "point_words",
@@ -72,6 +74,15 @@ def price_words(row: SettingResult | OperatingPoint) -> str:
     if coded:
         return f"{coded}, {ratio(16 / row.effective_bits, 1)} smaller than 16-bit"
     return f"{bits_text(row.code_bits)} code bits (effective bits not recorded)"
+
+
+def none_safe(report: Report, reference: str) -> str:
+    """Why there is no operating point: nothing holds, or what holds loses detectably."""
+    floor = [row.setting for row in report.settings if row.verdict == "floor"]
+    if not floor:
+        return f"no setting is shown to be no worse than {reference}"
+    verb = "loses" if len(floor) == 1 else "lose"
+    return f"no setting is as good as {reference}: {first_names(floor)} {verb} less than the margin, yet detectably"
 
 
 def measured_words(report: Report, setting: str | None) -> str:

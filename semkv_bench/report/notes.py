@@ -21,6 +21,7 @@ from semkv_bench.report.lookup import (
     cliffs_of,
     lengths_words,
     measured_words,
+    none_safe,
     partly_coded,
     point_words,
     price_words,
@@ -118,7 +119,7 @@ def _cliff_card(report: Report, quantizer: str | None, cliff: Cliff) -> Card:
 def _point_card(report: Report) -> Card:
     point = report.operating_point
     if point is None:
-        return Card("Cheapest safe cache", "none", "no setting is shown to be no worse than full")
+        return Card("Cheapest safe cache", "none", none_safe(report, "full"))
     note = price_words(point)
     if measured := measured_words(report, point.setting):
         note += f"; {measured}"

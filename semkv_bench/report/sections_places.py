@@ -56,24 +56,32 @@ def _at_depth(found: Any) -> str:
     return DASH if found is None else with_interval(fixed(found.score), signed_interval(found.diff_ci))
 
 
-_BY_LENGTH = (
-    Column("tokens", lambda row: f"{row.length:,}", keep=True),
-    Column("clusters", lambda row: str(row.n_clusters)),
-    Column(
-        "cliff, code bits",
-        lambda row: cliff_text(row.cliff.status, row.cliff.lower_bits, row.cliff.upper_bits),
-        numeric=False,
-        short="cliff",
-        keep=True,
-    ),
-    Column(
-        "operating point",
-        lambda row: clean(row.operating_point) if row.operating_point else "none shown",
-        numeric=False,
-        keep=True,
-    ),
-    Column("its whole cache, bits", lambda row: fixed(row.cache_bits), optional=True, short="cache bits"),
-)
+def _by_length(report: Report) -> tuple[Column, ...]:
+    """Columns of the table of lengths: a cliff for every quantizer."""
+    main = report.cliff.quantizer or ""
+    names = sorted(report.lengths[0].cliffs or [main], key=lambda name: (name != main, name))
+
+    def cliff_of(name: str) -> Column:
+        of = f" of {clean(name)}" if len(names) > 1 else ""
+
+        def cell(row: LengthResult) -> str:
+            cliff = (row.cliffs or {}).get(name, row.cliff)
+            return cliff_text(cliff.status, cliff.lower_bits, cliff.upper_bits)
+
+        return Column(f"cliff{of}, code bits", cell, numeric=False, short=f"cliff{of}", keep=True)
+
+    return (
+        Column("tokens", lambda row: f"{row.length:,}", keep=True),
+        Column("clusters", lambda row: str(row.n_clusters)),
+        *map(cliff_of, names),
+        Column(
+            "operating point",
+            lambda row: clean(row.operating_point) if row.operating_point else "none shown",
+            numeric=False,
+            keep=True,
+        ),
+        Column("its whole cache, bits", lambda row: fixed(row.cache_bits), optional=True, short="cache bits"),
+    )
 
 
 def lengths_section(report: Report) -> Section | None:
@@ -102,10 +110,11 @@ def lengths_section(report: Report) -> Section | None:
         finding,
         note="Cliff and operating point of every length are those of its examples alone, as a run of that length would "
         "report them: no alpha is shared between lengths. The trend is the change of the difference from full "
-        "precision with every doubling of the length, by least squares with a level for each task; p-values are "
-        "Holm-adjusted over the settings. Full precision's own scores stand in its row.",
+        "precision with every doubling of the length, by least squares with a level for each task, p by a "
+        "permutation of the lengths too; p-values are Holm-adjusted over the settings. Full "
+        "precision's own scores stand in its row.",
         tables=(
-            ("Cliff and operating point", table_of(report.lengths, _BY_LENGTH)),
+            ("Cliff and operating point", table_of(report.lengths, _by_length(report))),
             (
                 "Difference from full precision",
                 table_of(

@@ -19,6 +19,7 @@ from semkv_bench.report.lookup import (
     cliffs_of,
     lengths_words,
     measured_words,
+    none_safe,
     partly_coded,
     point_words,
     price_words,
@@ -40,6 +41,7 @@ __all__ = [
     "subject",
 ]
 
+_ELSEWHERE = "answers"  # what engine=answers calls the cache of an engine that it does not know
 _MOST_NAMED = 3
 
 
@@ -130,7 +132,7 @@ def operating_point_words(report: Report) -> str:
     """The operating point with its price, or why there is none."""
     point = report.operating_point
     if point is None:
-        return "none: no setting is shown to be no worse than the reference"
+        return f"none: {none_safe(report, 'the reference')}"
     words = f"{clean(point.setting)}, {price_words(point)}"
     if measured := measured_words(report, point.setting):
         words += f"; {measured}"
@@ -191,6 +193,8 @@ def _model(report: Report) -> str:
 
 
 def _with(model: str, quantizers: str) -> str:
+    if quantizers == _ELSEWHERE:
+        return f"{model} on an engine whose answers were given"
     return f"{model} with {quantizers} quantization" if quantizers else model
 
 
@@ -251,7 +255,7 @@ def _grid_counts(report: Report, quantizer: str | None) -> str:
 
 def _safest(report: Report) -> str:
     if report.operating_point is None:
-        return "no setting is shown to be no worse than the 16-bit cache"
+        return none_safe(report, "the 16-bit cache")
     return f"cheapest safe cache: {operating_point_words(report)}"
 
 

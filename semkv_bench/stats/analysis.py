@@ -121,7 +121,7 @@ def analyze(
             options,
             chance or {},
             guess,
-            _main_quantizer(paired),
+            sorted(cliffs, key=lambda name: name != (_main_quantizer(paired) or "")),
             partial(_one_task, options=options, look=look),
             look,
         ),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
+from scipy.stats import t as student
 from statsmodels.api import OLS
 
 from semkv_bench.stats.bootstrap import resample_means
@@ -23,6 +24,7 @@ from semkv_bench.stats.spending import Look
 __all__ = ["LENGTH", "by_length", "length_trend", "recorded_lengths"]
 
 LENGTH = "task_length"
+_PERMUTATIONS = 4999
 
 
 def recorded_lengths(records: pd.DataFrame) -> list[int]:
@@ -35,8 +37,9 @@ def recorded_lengths(records: pd.DataFrame) -> list[int]:
 
 
 def _lengths(records: pd.DataFrame) -> pd.Series:
-    """The length of every row, NaN where none is told; files of scores may hold them as text."""
-    return pd.to_numeric(records[LENGTH], errors="coerce")
+    """The length of every row, NaN where none above 0 is told; files of scores may hold them as text."""
+    found = pd.to_numeric(records[LENGTH], errors="coerce")
+    return found.where(found > 0)
 
 
 def by_length(
@@ -44,30 +47,34 @@ def by_length(
     options: StatsOptions,
     chance: Mapping[str, float],
     guess: float,
-    quantizer: str | None,
+    quantizers: Sequence[str],
     rows_of: Callable[..., dict[str, TaskResult]],
     look: Look | None = None,
 ) -> tuple[LengthResult, ...]:
     """What a run of one length alone would say, for every length: no alpha is shared between them.
 
-    guess: the score of a guess. quantizer: whose grid the cliff is looked for in. rows_of: scores and differences by
-    setting, of paired scores.
+    guess: the score of a guess. quantizers: in whose grids cliffs are looked for, the main one first, empty for one
+    without a name. rows_of: scores and differences by setting, of paired scores.
     """
     found = []
     for length in recorded_lengths(records):
         part = records[_lengths(records) == length].reset_index(drop=True)
         paired = reacting_tasks(pair(part, options), options, chance).paired
         judgement = judge(paired, options, guess, look=look)
-        grid = grid_points(paired, quantizer)
         resampled = resample_means(
             paired.differences, paired.tasks, options.average, options.resamples, options.seed, paired.sizes
         )
         point = choose(paired, judgement)
+        cliffs = {
+            name: cliff_of(grid_points(paired, name or None), judgement, resampled, options, name or None)
+            for name in quantizers
+        }
         found.append(
             LengthResult(
                 length=length,
                 n_clusters=paired.n_clusters,
-                cliff=cliff_of(grid, judgement, resampled, options, quantizer),
+                cliff=cliffs[quantizers[0]],
+                cliffs=cliffs,
                 operating_point=None if point is None else point.name,
                 cache_bits=None if point is None else point.cache_bits,
                 settings=rows_of(paired),
@@ -81,9 +88,10 @@ def length_trend(
 ) -> tuple[LengthTrend, ...]:
     """By how much the difference from the reference changes with every doubling of the length, by setting.
 
-    Least squares of the paired differences on log2 of the length, with a level for each task and standard errors that
-    allow for unequal spread (HC3 of MacKinnon and White, 1985); p-values Holm-adjusted over the settings. Without
-    scatter there is nothing to test, and p is null.
+    Least squares of the paired differences on log2 of the length, with a level for each task. The interval has standard
+    errors that allow for unequal spread (HC3 of MacKinnon and White, 1985) and, since these vanish where differences
+    repeat, a pair of guards at the ends of the scale for every length. p is the larger of that fit's and that of a
+    permutation of the lengths within tasks, Holm-adjusted over the settings.
     """
     if not recorded_lengths(records):
         return ()
@@ -94,7 +102,7 @@ def length_trend(
     scores = labelled.pivot_table(index=["task", "cluster", "length"], columns="setting", values="score")
     reference = scores[paired.settings[0].name]
     names = [info.name for info in paired.settings[1:] if info.kind != "full" and info.name in scores]
-    fitted = [_slope((scores[name] - reference).dropna(), 1 - confidence[name]) for name in names]
+    fitted = [_slope((scores[name] - reference).dropna(), 1 - confidence[name], options.seed) for name in names]
     tested = [k for k, (_, _, p) in enumerate(fitted) if p is not None]
     adjusted = dict(zip(tested, holm([fitted[k][2] for k in tested]), strict=True)) if tested else {}
     return tuple(
@@ -109,21 +117,38 @@ def length_trend(
 
 
 def _slope(
-    differences: pd.Series, alpha: float
+    differences: pd.Series, alpha: float, seed: int
 ) -> tuple[float | None, tuple[float | None, float | None], float | None]:
     """Slope per doubling, its interval, and p; null where the lengths or the differences do not vary."""
     length = np.log2(differences.index.get_level_values("length").to_numpy(dtype=float))
-    if len(np.unique(length)) < 2:
+    lengths = np.unique(length)
+    if len(lengths) < 2:
         return None, NO_ENDS, None
     values = differences.to_numpy()
-    tasks = pd.get_dummies(differences.index.get_level_values("task"), dtype=float).to_numpy()
-    design = np.column_stack([length - length.mean(), tasks])
+    task, names = pd.factorize(differences.index.get_level_values("task"))
     if np.ptp(values) == 0:
         return 0.0, NO_ENDS, None
-    if len(values) <= design.shape[1] + 1:
+    centred = length - np.bincount(task, length)[task] / np.bincount(task)[task]
+    if not (centred**2).sum():
         return None, NO_ENDS, None
-    fit = OLS(values, design).fit(cov_type="HC3", use_t=True)
-    low, high = fit.conf_int(alpha)[0]
-    if not np.isfinite(fit.pvalues[0]):
-        return float(fit.params[0]), NO_ENDS, None
-    return float(fit.params[0]), (float(low), float(high)), float(fit.pvalues[0])
+    slope = float(centred @ values / (centred**2).sum())
+    # Guards stand at every length alike, so that they pull towards no trend.
+    guarded = np.concatenate([values, np.repeat([-1.0, 1.0], len(lengths))])
+    at = np.concatenate([length, lengths, lengths])
+    levels = np.eye(len(names) + 1)[np.concatenate([task, np.full(2 * len(lengths), len(names))])]
+    fit = OLS(guarded, np.column_stack([at - at.mean(), levels])).fit(cov_type="HC3", use_t=True)
+    half = float(student.ppf(1 - alpha / 2, fit.df_resid) * fit.bse[0])
+    apart = float(2 * student.sf(abs(slope) / float(fit.bse[0]), fit.df_resid))
+    return slope, (slope - half, slope + half), max(apart, _permuted(centred, values, task, seed))
+
+
+def _permuted(centred: np.ndarray, values: np.ndarray, task: np.ndarray, seed: int) -> float:
+    """Share of permutations of ``values`` within tasks whose slope is as steep."""
+    draw = np.random.default_rng(seed)
+    sums = np.zeros(_PERMUTATIONS)
+    for number in np.unique(task):
+        mine = task == number
+        shuffled = draw.permuted(np.tile(values[mine], (_PERMUTATIONS, 1)), axis=1)
+        sums += shuffled @ centred[mine]
+    steep = np.abs(sums) >= abs(centred @ values) * (1 - 1e-12)
+    return float((1 + steep.sum()) / (1 + _PERMUTATIONS))

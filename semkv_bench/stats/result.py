@@ -358,12 +358,14 @@ class Measured:
 class LengthResult:
     """What the examples of one length say by themselves: no alpha is shared with the other lengths.
 
-    ``operating_point`` is the name of the cheapest setting that holds there, ``cache_bits`` its price.
+    ``operating_point`` is the name of the cheapest setting that holds there, ``cache_bits`` its price. ``cliffs`` are
+    those of all quantizers.
     """
 
     length: int
     n_clusters: int
     cliff: Cliff
+    cliffs: dict[str, Cliff] | None = None
     operating_point: str | None
     cache_bits: float | None
     settings: dict[str, TaskResult]

@@ -96,6 +96,6 @@ def run_plan(
 
 def _ran_words(ran: int, folder: "RunFolder", config: "DictConfig") -> str:
     if ran or not folder.complete:
-        return f"ran {ran} examples" if ran else "nothing left to run"
+        return f"ran {ran} example{'s' if ran > 1 else ''}" if ran else "nothing left to run"
     again = "; fresh=true runs it once more" if config.out is None else ""
     return f"nothing left to run: {folder.path} is complete{again}"

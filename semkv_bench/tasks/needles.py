@@ -11,6 +11,7 @@ from semkv_bench.tasks.haystack import insert_at
 
 __all__ = ["MAX_KEYS", "Length", "bury", "draw_depths", "draw_keys", "draw_values", "filled", "lengths_of"]
 
+_NEARLY = 0.9  # of the length that was asked for
 _GOLDEN_RATIO = 0.6180339887498949
 
 _COLOURS = (
@@ -98,7 +99,8 @@ def filled(
     """The longest prompt of at most ``limit`` tokens that ``encode`` makes of ``text(n)``, and that text.
 
     ``text(n)`` has ``n`` pieces of filler and grows with it; there are ``most`` of them, or as many as are wanted.
-    Raises UsageError, naming ``name``, where the text is longer than ``limit`` without any, or does not grow.
+    Raises UsageError, naming ``name``, where the text is longer than ``limit`` without any, does not grow, or is too
+    short with all.
     """
 
     @cache
@@ -126,4 +128,9 @@ def filled(
             fits = middle
         else:
             over = middle
+    if fits == most and (held := len(whole(fits).input_ids)) < _NEARLY * limit:
+        raise UsageError(
+            f"all the text that there is for {name} makes a prompt of {held} tokens, not of {limit}; lower "
+            "task.length, or give a larger file"
+        )
     return whole(fits), text(fits)

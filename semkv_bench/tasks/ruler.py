@@ -114,7 +114,9 @@ class Ruler(Task):
     def names(self) -> tuple[str, ...]:
         """The chosen tasks."""
         groups = {"all": RULER_TASKS, "generated": GENERATED}
-        return choose_names("subset", self.subset or "generated", RULER_TASKS, groups)[0]
+        return choose_names(
+            "subset", "generated" if self.subset is None else self.subset, RULER_TASKS, groups
+        )[0]
 
     @property
     def chance(self) -> dict[str, float]:

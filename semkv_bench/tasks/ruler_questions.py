@@ -61,6 +61,8 @@ def _squad(content: Mapping[str, Any]) -> Iterator[Question]:
 
 def _hotpotqa(content: list[Mapping[str, Any]]) -> Iterator[Question]:
     for asked in content:
+        if not isinstance(asked, Mapping):
+            raise ValueError("a list of questions is expected")
         documents = tuple(f"{title}\n{''.join(sentences)}" for title, sentences in asked["context"])
         yield Question(asked["question"], (asked["answer"],), documents)
 

@@ -24,7 +24,7 @@ def test_the_operating_point_with_its_evidence(typed):
 
 def test_nothing_is_called_safe_without_an_operating_point(typed):
     bare = replace(typed, operating_point=None)
-    assert "no lower precision is shown to be no worse" in badge_line(bare)
+    assert "no setting is shown to be no worse than 16 bits" in badge_line(bare)
     assert badge(bare) == {
         "schemaVersion": 1,
         "label": "KV cache",

@@ -5,7 +5,9 @@ import pandas as pd
 import pytest
 
 from semkv_bench.records.frames import read_records
+from semkv_bench.report.sections_places import lengths_section
 from semkv_bench.stats import StatsOptions, analyze
+from semkv_bench.stats.lengths import _slope
 
 OPTIONS = StatsOptions(margin=0.1, resamples=300)
 LENGTHS = (1000, 2000, 4000)
@@ -79,6 +81,50 @@ def test_a_steady_loss_has_no_trend():
     ]
     # Holm over two settings: about one run in twenty may err.
     assert sum(wrong) <= 4
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_a_handful_that_parts_cleanly_is_no_trend(n):
+    lost = {"affine-L16": (4.0, (0, 0)), "affine-L8": (3.0, (0, 1))}
+    (row,) = (
+        r for r in analyze(_frame(lost, n, (500, 2000)), OPTIONS).length_trend if r.setting == "affine-L8"
+    )
+    assert row.slope == pytest.approx(-0.5) and row.p > 0.05 and row.slope_ci[0] < -0.5 < 0 < row.slope_ci[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spread", ["equal", "of gains and losses at the longer length"])
+def test_a_steady_average_seldom_shows_a_trend(spread):
+    rng, wrong = np.random.default_rng(0), 0
+    for _ in range(200):
+        if spread == "equal":
+            rows = [(length, -float(rng.random() < 0.3)) for length in (500, 1000, 2000) for _ in range(40)]
+        else:
+            rows = [(500, 0.0)] * 60
+            rows += [(2000, float(rng.choice([-1, 1]) * (rng.random() < 0.6))) for _ in range(20)]
+        index = pd.MultiIndex.from_tuples(
+            [("t", str(k), length) for k, (length, _) in enumerate(rows)], names=["task", "cluster", "length"]
+        )
+        p = _slope(pd.Series([y for _, y in rows], index=index), 0.05, 0)[2]
+        wrong += p is not None and p < 0.05
+    assert wrong / 200 < 0.09
+
+
+def test_every_quantizer_has_its_cliff_by_length():
+    two = {"affine-L8": (3.0, (0, 0, 0)), "affine-L2": (1.0, (1, 1, 1))}
+    frame = _frame(two).assign(quantizer="affine")
+    other = _frame({"turboquant-L8": (3.0, (0, 1, 1)), "turboquant-L2": (1.0, (1, 1, 1))})
+    other = other[other["setting"] != "full"].assign(quantizer="turboquant")
+    report = analyze(pd.concat([frame, other], ignore_index=True), OPTIONS)
+    assert [set(found.cliffs) for found in report.lengths] == [{"affine", "turboquant"}] * 3
+    assert [found.cliffs["affine"].lower_bits for found in report.lengths] == [1.0, 1.0, 1.0]
+    assert [found.cliffs["turboquant"].status for found in report.lengths] == [
+        "located",
+        "above_grid",
+        "above_grid",
+    ]
+    (table, _) = lengths_section(report).tables[0][1], None
+    assert sum("cliff of" in title for title in table.titles) == 2
 
 
 @pytest.mark.parametrize("lengths", [None, (1000,)])

@@ -113,7 +113,7 @@ def test_an_extension_that_is_cut_short_goes_on(run):
         report.n_examples == 2
         and "extension by affine-L3 and affine-L4 is not finished" in report.warnings[-1]
     )
-    assert "ran 1 examples" in run("grid.levels=[16,4,3]", "per_task=2").out
+    assert "ran 1 example" in run("grid.levels=[16,4,3]", "per_task=2").out
     assert read_run(run.out)[0].groupby("example_id")["setting"].nunique().tolist() == [4, 4]
 
 

@@ -86,7 +86,7 @@ def test_a_multirun_begun_again_repeats_no_finished_job(sweep, tmp_path, capsys)
     capsys.readouterr()
     assert main(jobs) == 0
     out = capsys.readouterr().out
-    assert "is complete; fresh=true" in out and "ran 1 examples" in out
+    assert "is complete; fresh=true" in out and "ran 1 example" in out
     assert {
         run: (run / "records-0.jsonl").read_bytes() for run in (tmp_path / "results/runs").iterdir()
     } == records

@@ -47,7 +47,7 @@ def files(tmp_path_factory):
                 [f"Writer{i}", [f"Writer{i} was born in City{i}."]],
             ],
         }
-        for i in range(12)
+        for i in range(20)
     ]
     (folder / "hotpot.json").write_text(json.dumps(hotpot))
     return {"squad": str(folder / "squad.json"), "hotpotqa": str(folder / "hotpot.json")}

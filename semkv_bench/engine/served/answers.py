@@ -71,6 +71,10 @@ class AnswersBackend(Backend):
             if len(said) > 1:
                 raise UsageError(f"{self.path}: setting {name} has lines of different bits")
             bits = next(iter(said), (self.bits or {}).get(name))
+            if name == FULL and bits not in (None, 16):
+                raise UsageError(
+                    f"{self.path}: {FULL} is the reference, which has 16 bits a value, not {bits}"
+                )
             made.append(served_setting(name, name, self.name, bits, GGML_BITS))
         first = [setting for setting in made if setting.name == FULL]
         return (*first, *sorted((s for s in made if s.name != FULL), key=lambda setting: -setting.bits))
