@@ -331,7 +331,8 @@ def _problem(error: BaseException, name: str, overrides: Sequence[str]) -> str:
     """One line for what composing ``name`` ended in; an unknown key comes with the one that may be meant."""
     missing = next((e for e in _chain(error) if isinstance(e, ConfigKeyError | ConfigAttributeError)), None)
     if group := re.match(r"Could not override '([\w/]+)'\. No match in the defaults list", str(error)):
-        return f"{name.replace('_', '-')} takes no {group[1]}; semkv-bench {name.replace('_', '-')} --help lists what it does"
+        command = name.replace("_", "-")
+        return f"{command} takes no {group[1]}; semkv-bench {command} --help lists its keys"
     if missing is None or not missing.full_key:
         return _in_one_line(error)
     keys = [override.lstrip("+~").partition("=")[0] for override in overrides]

@@ -121,7 +121,8 @@ class RunFolder:
             if read_charter(self.path)["hash"] == self.charter.get("hash"):
                 raise
             raise UsageError(
-                f"{self.path} was extended by another process meanwhile; what is recorded is safe: run that command here too"
+                f"{self.path} was extended by another process meanwhile; what is recorded is safe, run that command "
+                "here too"
             ) from error
         # Behind the records: what is recorded without a setting was so after the look at which it left.
         if (
