@@ -16,13 +16,13 @@ from semkv_bench.report.formatting import CLIFF_MEANS, DASH, cliff_text, fixed
 from semkv_bench.report.output import json_bytes, render
 from semkv_bench.report.several import report_in
 from semkv_bench.report.tables import VERDICT_SIGNS, Table
+from semkv_bench.stats.equivalence import SAFE
 from semkv_bench.stats.result import Report, SettingResult
 
 __all__ = ["ATLAS", "AtlasEntry", "entries_of", "make_atlas"]
 
 ATLAS = Path("results/atlas")
 SCHEMA = 1
-_SAFE = ("equivalent", "no_worse")
 _SINGLE = ("uniform", "format")
 
 
@@ -107,7 +107,7 @@ def entries_of(report: Report, run: str, date: str | None) -> list[AtlasEntry]:
     for method in methods:
         mine = [row for row in rows if (row.quantizer or "") == method]
         cliff = report.cliffs.get(method)
-        safe = min((row for row in mine if row.verdict in _SAFE), key=_bits, default=None)
+        safe = min((row for row in mine if row.verdict in SAFE), key=_bits, default=None)
         found.append(
             AtlasEntry(
                 model=report.model or "unknown",
@@ -131,8 +131,7 @@ def entries_of(report: Report, run: str, date: str | None) -> list[AtlasEntry]:
 
 
 def _bits(row: SettingResult) -> float:
-    told = row.effective_bits if row.cache_bits is None else row.cache_bits
-    return float("inf") if told is None else told
+    return float("inf") if row.paid_bits is None else row.paid_bits
 
 
 def _day(folder: Path) -> str | None:

@@ -57,20 +57,16 @@ def draw_methods(report: Report) -> Drawn | None:
         return Drawn("methods_vs_cache_bits", _TITLE, _grids_text(grids), svg_text(figure), png_bytes(figure))
 
 
-def _bits(row: SettingResult) -> float:
-    return row.cache_bits or row.effective_bits
-
-
 def _grid(report: Report, method: str) -> list[SettingResult]:
     rows = [row for row in report.settings if row.kind == "uniform" and row.quantizer == method]
-    return sorted(rows, key=_bits)
+    return sorted(rows, key=lambda row: row.paid_bits)
 
 
 def _paint(
     axes: Axes, grids: dict[str, list[SettingResult]], value: Callable[[SettingResult], float | None]
 ) -> None:
     for number, (method, grid) in enumerate(grids.items()):
-        points = [(_bits(row), value(row)) for row in grid if known(value(row))]
+        points = [(row.paid_bits, value(row)) for row in grid if known(value(row))]
         colour = PALETTE[SERIES_COLOURS[number % len(SERIES_COLOURS)]]
         marker = _MARKERS[number % len(_MARKERS)]
         axes.plot(
@@ -92,7 +88,7 @@ def _paint_front(report: Report, axes: Axes) -> None:
     rows = {row.setting: row for row in report.settings}
     front = [rows[name] for name in report.methods.front]
     axes.plot(
-        [_bits(row) for row in front],
+        [row.paid_bits for row in front],
         [row.score for row in front],
         color=PALETTE["ink"],
         lw=3.5,
@@ -107,7 +103,7 @@ def _grids_text(grids: dict[str, list[SettingResult]]) -> str:
     parts = []
     for method, grid in grids.items():
         rows = "; ".join(
-            f"{bits_text(_bits(row))} bits {fixed(row.score)}"
+            f"{bits_text(row.paid_bits)} bits {fixed(row.score)}"
             + (f", KL {divergence(row.kl)}" if known(row.kl) else "")
             for row in grid
         )

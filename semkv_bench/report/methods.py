@@ -99,7 +99,7 @@ def _priced(name: str | None, row: Any) -> str:
     """A setting with the bits of its whole cache, or else of a coded value."""
     if name is None or row is None:
         return DASH
-    bits = row.cache_bits or row.effective_bits
+    bits = row.paid_bits
     return clean(name) + (f" at {bits_text(bits)} bits" if known(bits) else "")
 
 

@@ -26,6 +26,7 @@ from semkv_bench.stats.spending import Look, Looks
 
 __all__ = [
     "HOLDS",
+    "SAFE",
     "Judgement",
     "clusters_needed",
     "difference_moments",
@@ -37,6 +38,7 @@ __all__ = [
     "reference_moments",
 ]
 
+SAFE = ("equivalent", "no_worse")  # hold, and no loss is detectable
 HOLDS = ("equivalent", "no_worse", "floor")  # verdicts that rule out a drop beyond the margin
 POWER = 0.8  # of a new sample of the size that settles a setting
 _MOST_CLUSTERS = 10_000_000

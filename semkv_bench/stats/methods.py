@@ -186,9 +186,9 @@ def _points(
 def front_of(settings: Sequence[SettingResult]) -> tuple[str, ...]:
     """Coded settings, from few bits to many, that no other one beats: cheaper and as good, or as cheap and better."""
     known = [
-        (row.cache_bits or row.effective_bits, row.score, row.setting)
+        (row.paid_bits, row.score, row.setting)
         for row in settings
-        if row.kind in ("uniform", "mixed") and (row.cache_bits or row.effective_bits)
+        if row.kind in ("uniform", "mixed") and row.paid_bits
     ]
     found = [
         (bits, name)

@@ -10,7 +10,14 @@ from dataclasses import replace
 import numpy as np
 from scipy import stats
 
-from semkv_bench.stats.equivalence import Judgement, difference_moments, judge, over_all_looks, p_no_worse
+from semkv_bench.stats.equivalence import (
+    SAFE,
+    Judgement,
+    difference_moments,
+    judge,
+    over_all_looks,
+    p_no_worse,
+)
 from semkv_bench.stats.guarded import guarded_interval
 from semkv_bench.stats.multiplicity import shares
 from semkv_bench.stats.options import StatsOptions
@@ -28,7 +35,6 @@ __all__ = [
 ]
 
 _ELIGIBLE = ("uniform", "mixed")
-_SAFE = ("equivalent", "no_worse")  # hold, and no loss is detectable
 
 
 def choose(paired: PairedScores, judgement: Judgement) -> SettingInfo | None:
@@ -40,7 +46,7 @@ def choose(paired: PairedScores, judgement: Judgement) -> SettingInfo | None:
     able = [
         (info, float(judgement.moments.mean[i]))
         for i, (info, verdict) in enumerate(zip(paired.settings, judgement.verdicts, strict=True))
-        if verdict in _SAFE and info.kind in _ELIGIBLE
+        if verdict in SAFE and info.kind in _ELIGIBLE
     ]
     if not able:
         return None

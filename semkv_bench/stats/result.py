@@ -166,6 +166,11 @@ class SettingResult:
     residual: str | None = None
     left_at_look: int | None = None
 
+    @property
+    def paid_bits(self) -> float | None:
+        """Bits per value of the whole cache, or of a coded value where caches were not recorded."""
+        return self.effective_bits if self.cache_bits is None else self.cache_bits
+
 
 @dataclass(frozen=True, kw_only=True)
 class TaskResult:
@@ -252,6 +257,11 @@ class OperatingPoint:
     candidates: int | None = None
     confirmation: Confirmation | None = None
     confirmation_reason: str | None = None
+
+    @property
+    def paid_bits(self) -> float | None:
+        """Bits per value of the whole cache, or of a coded value where caches were not recorded."""
+        return self.effective_bits if self.cache_bits is None else self.cache_bits
 
 
 @dataclass(frozen=True, kw_only=True)
