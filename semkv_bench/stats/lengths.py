@@ -102,7 +102,9 @@ def length_trend(
     scores = labelled.pivot_table(index=["task", "cluster", "length"], columns="setting", values="score")
     reference = scores[paired.settings[0].name]
     names = [info.name for info in paired.settings[1:] if info.kind != "full" and info.name in scores]
-    fitted = [_slope((scores[name] - reference).dropna(), 1 - confidence[name], options.seed) for name in names]
+    fitted = [
+        _slope((scores[name] - reference).dropna(), 1 - confidence[name], options.seed) for name in names
+    ]
     tested = [k for k, (_, _, p) in enumerate(fitted) if p is not None]
     adjusted = dict(zip(tested, holm([fitted[k][2] for k in tested]), strict=True)) if tested else {}
     return tuple(
