@@ -25,9 +25,10 @@ _GIB = 2**30
 class Memory:
     """Bytes that the plan's longest example needs at its peak, and bytes that there are.
 
-    weights: of the model; prompt: its cache in full precision; rows: the cache rows of one batch with the logits of
-    the forced answer; activations: of the prefill, roughly. batch_rows: settings in one batch, of all ``settings``.
-    advice: what would make it fit, None where it does.
+    weights: of the model; prompt: its cache in full precision, in which what the next prompt about the same document
+    begins with stays as well; rows: the cache rows of one batch with the logits of the forced answer; activations: of
+    the prefill, roughly. batch_rows: settings in one batch, of all ``settings``. advice: what would make it fit, None
+    where it does.
     """
 
     device: str

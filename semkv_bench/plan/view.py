@@ -133,6 +133,7 @@ def plan_content(
         "examples": len(plan.examples),
         "too_few": too_few(plan),
         "looks": [stage.examples for stage in plan.stages],
+        "race": bool(plan.charter["stats"].get("race")),
         "shard": None if plan.shard is None else {"shard": str(plan.shard), "examples": len(plan.share)},
         "prompt_tokens": _prompt_tokens(plan.share),
         "answer_tokens_at_most": _answer_tokens(plan, plan.share),

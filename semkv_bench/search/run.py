@@ -117,8 +117,9 @@ def _check(config: DictConfig) -> None:
         )
     if config.fresh:
         raise UsageError("fresh=true names new folders; search goes on in its own: give another by out=DIR")
-    if config.stats.looks is not None:
-        raise UsageError("stats.looks plans a sweep; search confirms at one size: leave it out")
+    for name in ("looks", "race"):
+        if config.stats[name]:
+            raise UsageError(f"stats.{name} plans a sweep; search confirms at one size: leave it out")
     if len(set(config.grid.levels)) < 2:
         raise UsageError("search chooses among grid.levels, which must hold two level counts or more")
     both = sorted(set(config.calibration_seeds) & set(config.seeds))

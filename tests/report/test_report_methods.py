@@ -112,7 +112,11 @@ CHARTER = {
         ({"examples": {"count": 9, "sha256": "y"}}, "examples.sha256: x in A, y in B"),
         ({"model_config": {"path": "a", "dtype": "bfloat16"}}, "model_config.dtype"),
         ({"stats": {"margin": 0.1, "alpha": 0.05}}, "give stats.margin=... to compare them by"),
-        ({"stats": {"margin": 0.03, "alpha": 0.05, "looks": [4, 9]}}, "B is a sequential run"),
+        ({"looks": [{"examples": 4}, {"examples": 9}]}, "B is a sequential run, which ends"),
+        (
+            {"looks": [{"examples": 9}], "stats": {"margin": 0.03, "alpha": 0.05, "race": True}},
+            "B is a sequential run, whose settings leave",
+        ),
     ],
 )
 def test_runs_that_differ_in_more_than_methods_are_refused(change, told):

@@ -131,6 +131,7 @@ def _keyword(model):
         (["target_bits=4", "model=nope"], 2, "there is no model 'nope'"),
         (["target_bits=4", "model.path=/nowhere"], 3, "/nowhere"),
         (["target_bits=4", "stats.looks=[2,3]"], 2, "leave it out"),
+        (["target_bits=4", "stats.race=true"], 2, "stats.race plans a sweep"),
         (["target_bits=4", "fresh=true"], 2, "fresh=true"),
     ],
 )

@@ -11,6 +11,7 @@ from semkv_bench.cli import main
 from semkv_bench.errors import UsageError
 from semkv_bench.plan.stages import arrange
 from semkv_bench.records.folder import RunFolder, read_looks, read_run
+from semkv_bench.regress.snapshot import from_run
 from semkv_bench.report.command import run_report
 from semkv_bench.stats import StatsOptions
 from semkv_bench.stats.sequential import LookDecision
@@ -239,3 +240,38 @@ def test_a_raced_sweep_from_the_command_line(local_folder, tmp_path, capsys, mon
     assert main(["cliff-report", f"run={out}"]) == 0
     assert main(["show", f"run={out}", "setting=affine-L2"]) == 0
     assert "4 examples under affine-L2" in capsys.readouterr().out
+
+
+def test_runs_side_by_side_may_be_raced_and_methods_are_compared_over_whole_runs(tmp_path, capsys):
+    for name in ("one", "two"):
+        raced(tmp_path / name).sweep()
+        run_report(tmp_path / name, QUIET)
+    folders = f"runs=[{tmp_path / 'one'},{tmp_path / 'two'}]"
+    assert main(["cliff-report", folders, f"out={tmp_path / 'o'}"]) == 0
+    capsys.readouterr()
+    assert main(["compare", folders, f"out={tmp_path / 'c'}"]) == 2
+    assert (
+        "one is a sequential run, whose settings leave when its own methods are decided"
+        in capsys.readouterr().err
+    )
+    frame, charter = read_run(tmp_path / "one")
+    with pytest.raises(
+        UsageError, match="a raced run has settings that left early; regress compares whole runs"
+    ):
+        from_run(frame, charter, None, {}, {}, seeded=False)
+
+
+def test_scores_from_elsewhere_are_not_raced(tmp_path, capsys):
+    rows = [("a", k, name, bits, 1.0) for k in range(4) for name, bits in (("full", 16), ("L4", 2))]
+    lines = ["task,example_id,setting,code_bits,score", *(",".join(map(str, row)) for row in rows)]
+    (tmp_path / "s.csv").write_text("\n".join(lines))
+    assert main(["cliff-report", f"records={tmp_path / 's.csv'}", "stats.race=true"]) == 2
+    assert "stats.race plans a sweep" in capsys.readouterr().err
+    # Columns of these names mean nothing there: rows that are missing are refused.
+    lines = [
+        f"{line},{last}"
+        for line, last in zip(lines, ["look,last_look", *["1,1", "1,1", "2,2", "2,1"] * 2], strict=True)
+    ]
+    (tmp_path / "s.csv").write_text("\n".join(line for line in lines if not line.endswith("2,1")))
+    assert main(["cliff-report", f"records={tmp_path / 's.csv'}"]) == 2
+    assert "L4 lacks 2" in capsys.readouterr().err
