@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from semkv_bench.errors import SemkvError
 from semkv_bench.kernels.aligned import Segment
 from semkv_bench.kernels.attention_reference import Piece
 from semkv_bench.kernels.packed import PackedVectors
@@ -39,6 +40,8 @@ class Work:
 def attention_work(rows: Sequence[Sequence[Piece]]) -> Work:
     """See ``attention_reference.attention_work``; nothing is read back from a GPU."""
     pieces = [piece for row in rows for piece in row]
+    if pieces:
+        check_subnormals(pieces[0][0].words.device)
     if not pieces:
         return Work(None, (), (), ((AFFINE, 1), (AFFINE, 1)), 0, 1)
     sides = tuple((_kind(vectors), vectors.groups) for vectors in pieces[0])
@@ -63,6 +66,17 @@ def attention_work(rows: Sequence[Sequence[Piece]]) -> Work:
         parts,
         pieces[0][0].layout.heads,
     )
+
+
+def check_subnormals(device: torch.device) -> None:
+    """Raise SemkvError for a GPU whose matrix units take subnormal float16, as codes are, for zero."""
+    if device.type == "cuda" and torch.version.hip:
+        name = torch.cuda.get_device_properties(device).gcnArchName
+        if name.startswith("gfx90a"):
+            raise SemkvError(
+                f"attention over codes needs matrix units that keep subnormal numbers, which those of {name} do not: "
+                "use attention='dequantize'"
+            )
 
 
 def _pairs(keys: PackedVectors, values: PackedVectors) -> list[tuple[Segment, Segment]]:

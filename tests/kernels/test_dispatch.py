@@ -1,9 +1,11 @@
 """Which implementation runs."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from semkv_bench.errors import UsageError
+from semkv_bench.errors import SemkvError, UsageError
 from semkv_bench.kernels import affine_quantize, affine_reference, backend, dispatch
 
 
@@ -44,3 +46,18 @@ def test_a_wrong_value_stops_the_work_itself(monkeypatch):
     monkeypatch.setenv("SEMKV_KERNELS", "fast")
     with pytest.raises(UsageError):
         affine_quantize(x, levels, 8)
+
+
+def test_attention_over_codes_is_refused_where_codes_would_read_as_zero(monkeypatch):
+    jobs = pytest.importorskip("semkv_bench.kernels.attention_jobs")
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    for name, refused in (("gfx90a:sramecc+:xnack-", True), ("gfx942:sramecc+:xnack-", False)):
+        monkeypatch.setattr(
+            torch.cuda, "get_device_properties", lambda _, name=name: SimpleNamespace(gcnArchName=name)
+        )
+        if refused:
+            with pytest.raises(SemkvError, match="attention='dequantize'"):
+                jobs.check_subnormals(torch.device("cuda", 0))
+        else:
+            jobs.check_subnormals(torch.device("cuda", 0))
+    jobs.check_subnormals(torch.device("cpu"))

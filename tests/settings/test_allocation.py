@@ -49,11 +49,11 @@ def test_the_layout_for_attention_has_bits_of_its_own():
         (Uniform(100), TurboQuant(), 7.125),
     ):
         side = Coded(quantizer, allocation)
-        setting = Setting("one", "mixed", side, side)
+        setting = Setting("one", "mixed", keys=side, values=side)
         assert setting.aligns and setting.aligned_storage(128).effective_bits == pytest.approx(bits)
     coded = Coded(Affine(), uniform)
     for other in (None, Coded(TurboQuant(norm_correction=True), uniform), Coded(TurboQuantProd(), uniform)):
-        assert not Setting("none", "mixed", coded, other).aligns
+        assert not Setting("none", "mixed", keys=coded, values=other).aligns
 
 
 @pytest.mark.parametrize(
