@@ -20,6 +20,7 @@ API = {
     "semkv_bench.records.frames": ("read_records",),
     "semkv_bench.packed.cache": ("SemKVCache",),
     "semkv_bench.quantizers.base": ("Quantizer", "Coder"),
+    "semkv_bench.quantizers.pair": ("Pair", "read_quantizer"),
     "semkv_bench.importance.base": None,
     "semkv_bench.tasks.base": ("Task", "Example"),
     "semkv_bench.engine.backend": ("Backend", "Session", "Answers"),
