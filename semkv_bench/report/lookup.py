@@ -99,10 +99,12 @@ def measured_words(report: Report, setting: str | None) -> str:
 
 
 def lengths_words(row: SettingResult | None) -> str:
-    """How much smaller the whole cache is at other lengths, where that is known, else nothing."""
+    """How much smaller the whole cache is at other lengths, where that is known and another, else nothing."""
     if row is None or not row.cache_at:
         return ""
     at = sorted((int(tokens), size.compression) for tokens, size in row.cache_at.items())
+    if known(row.cache_bits) and {ratio(times, 1) for _, times in at} == {ratio(16 / row.cache_bits, 1)}:
+        return ""
     words = [f"{ratio(times, 1)} at {_tokens(tokens)}" for tokens, times in at]
     return f"at other lengths the whole cache is smaller by {join(words)} tokens"
 
