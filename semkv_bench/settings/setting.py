@@ -102,18 +102,22 @@ class Setting:
         return mix((1, side.allocation.storage(side.quantizer.aligned, head_dim, heads)) for side in sides)
 
     def storage_in(self, cache: Sequence[LayerShape | None]) -> Storage:
-        """Price of a coded value, averaged over all that is coded in a cache of these layers."""
+        """Price of a coded value, averaged over all that is coded in a cache of these layers.
+
+        Where it would leave all of them in 16 bits, as the one layer of a cache whose model is not known, it is that of
+        a layer between.
+        """
         values: Counter[tuple[str, SideShape, int | None]] = Counter()
+        spared: Counter[tuple[str, SideShape, int | None]] = Counter()
         for index, layer in enumerate(cache):
             if layer is not None and layer.coded:
                 for name in SIDES:
                     shape, side = getattr(layer, name), getattr(self, name)
                     layers = None if side is None else side.quantizer.layers
-                    if layers is not None and not layers.stored(index, len(cache)):
-                        continue
                     own = layers and (layers.levels or {}).get(index)
-                    values[name, shape, own] += shape.values
-        return mix((count, self._side_storage(*at)) for at, count in values.items())
+                    stored = layers is None or layers.stored(index, len(cache))
+                    (values if stored else spared)[name, shape, own] += shape.values
+        return mix((count, self._side_storage(*at)) for at, count in (values or spared).items())
 
     def _side_storage(self, side: str, shape: SideShape, own_levels: int | None) -> Storage:
         """Of the layers that have ``own_levels``, or the grid's where that is None."""
