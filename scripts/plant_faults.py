@@ -40,7 +40,7 @@ class Fault:
 
 
 _CODE, _TOP = (affine_reference, "_code"), (affine_reference, "_top")
-_FILL, _SIDE = (coding.RowCoder, "fill"), (coding.RowCoder, "_side")
+_FILL, _SIDE = (coding.RowCoder, "_fill_layer"), (coding.RowCoder, "_side")
 _CELL, _NORM = (codebook_reference, "_cell"), (codebook_reference, "_norm")
 
 # The first six are the ones that the command was made for; the others are variants of them.
