@@ -27,6 +27,7 @@ REPORTS = {
 TABLES = {
     "methods": ("<!-- table of methods: scripts/methods_table.py -->", "<!-- end of the table -->"),
     "scores": ("<!-- scores at equal bits: scripts/methods_table.py -->", "<!-- end of the scores -->"),
+    "formats": ("<!-- formats: scripts/methods_table.py -->", "<!-- end of the formats -->"),
     "windows": ("<!-- what windows buy: scripts/methods_table.py -->", "<!-- end of the windows -->"),
 }
 TOKENS = (1000, 4000, 32000)
@@ -105,7 +106,12 @@ def main() -> int:
 def renewed(page: str) -> str:
     """The page with its tables as they are now."""
     found = {name: report for name in REPORTS if (report := _report(name))}
-    made = {"methods": table(found), "scores": scores(found), "windows": windows(found)}
+    made = {
+        "methods": table(found),
+        "scores": scores(found),
+        "formats": formats(found),
+        "windows": windows(found),
+    }
     for name, (begin, end) in TABLES.items():
         head, _, rest = page.partition(begin)
         _, _, tail = rest.partition(end)
@@ -132,17 +138,46 @@ def table(reports: dict[str, dict]) -> str:
 
 def scores(reports: dict[str, dict]) -> str:
     """What every method scores at equal bits of the whole cache, by its own grid, as Markdown."""
-    lines = []
+    at = sorted({bits for report in reports.values() for bits in report["methods"]["at_bits"]})
+    lines = [["method", *(f"{bits:g} bits" for bits in at), "bits of its grid"]]
     for name, report in reports.items():
-        told, at = report["methods"], report["methods"]["at_bits"]
-        lines = lines or [["method", *(f"{bits:g} bits" for bits in at), "bits of its grid"]]
+        told = report["methods"]
         for method in told["methods"]:
             points = {point["bits"]: point for point in told["points"] if point["method"] == method}
-            cells = [NONE if points[bits]["score"] is None else f"{points[bits]['score']:.3f}" for bits in at]
             span = next(iter(points.values()))
+            if span["least_bits"] == span["most_bits"]:
+                continue
+            found = [points[bits]["score"] if bits in points else None for bits in at]
+            cells = [NONE if score is None else f"{score:.3f}" for score in found]
             ends = f"{span['least_bits']:.2f} to {span['most_bits']:.2f}"
             lines.append([f"`{method}`, {REPORTS[name]}", *cells, ends])
-    return _markdown(lines) if lines else ""
+    return _markdown(lines) if reports else ""
+
+
+def formats(reports: dict[str, dict]) -> str:
+    """What the formats of serving engines score, as Markdown."""
+    lines = [["format", "bits of the whole cache", "score", "difference [95% interval]", "verdict", "KL"]]
+    rows = [row for report in reports.values() for row in report["settings"] if _is_format(report, row)]
+    for row in sorted(rows, key=lambda row: row["cache_bits"]):
+        low, high = row["diff_ci"]
+        lines.append(
+            [
+                f"`{row['setting']}`",
+                f"{row['cache_bits']:.2f}",
+                f"{row['score']:.3f}",
+                f"{row['diff']:+.3f} [{low:+.3f}, {high:+.3f}]",
+                row["verdict"],
+                f"{row['kl']:.2g}",
+            ]
+        )
+    return _markdown(lines) if rows else ""
+
+
+def _is_format(report: dict, row: dict) -> bool:
+    """Is ``row`` the only setting of its method?"""
+    return (
+        row["kind"] == "uniform" and sum(row["quantizer"] == r["quantizer"] for r in report["settings"]) == 1
+    )
 
 
 def windows(reports: dict[str, dict]) -> str:
@@ -185,7 +220,8 @@ def _row(name: str, reports: dict[str, dict]) -> list[str]:
 
 def _measured(name: str, report: dict, column: str) -> str:
     """Where a method's cliff is, or what became of a format."""
-    labels = [label for label in report["cliffs"] if label.partition("[")[0] == name]
+    single = next((r for r in report["settings"] if r["quantizer"] == name and _is_format(report, r)), None)
+    labels = [] if single else [label for label in report["cliffs"] if label.partition("[")[0] == name]
     # As published is without options.
     if column == "as_published":
         labels = [label for label in labels if label == name]
