@@ -148,6 +148,7 @@ def test_everything_is_restored_after_an_exception(tiny, prompt):
     assert cached(tiny, prompt, None)
 
 
+@pytest.mark.slow
 def test_an_attention_that_cannot_be_observed_is_refused_and_nothing_stays(copied):
     copied.model.set_attn_implementation("flex_attention")
     before = state(copied)

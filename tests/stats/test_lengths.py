@@ -71,6 +71,7 @@ def test_the_trend_is_the_slope_per_doubling(growing):
     assert trend["affine-L2"].slope == 0 and trend["affine-L2"].p is None
 
 
+@pytest.mark.slow
 def test_a_steady_loss_has_no_trend():
     steady = {"affine-L16": (4.0, (0.2, 0.2, 0.2)), "affine-L2": (1.0, (0.9, 0.9, 0.9))}
     wrong = [

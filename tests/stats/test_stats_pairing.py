@@ -59,6 +59,7 @@ def test_neither_row_order_nor_names_of_examples_change_a_bit(frame, random):
 
 @settings(max_examples=12, deadline=None)
 @given(frames(), st.integers(1, 3), st.integers(1, 2))
+@pytest.mark.slow
 def test_repeating_a_seed_changes_no_bit(frame, seeds, copies):
     frame = seeded(frame, seeds)
     again = [frame[frame.seed == 0].assign(seed=10 + k) for k in range(copies)]

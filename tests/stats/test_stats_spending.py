@@ -63,6 +63,7 @@ def test_the_bounds_spend_alpha():
     times=st.lists(st.floats(0.05, 0.95), min_size=1, max_size=3, unique=True).map(sorted),
     alpha=st.sampled_from([0.05, 0.05 / 7, 0.01, 0.2]),
 )
+@pytest.mark.slow
 def test_p_over_all_looks_is_below_alpha_just_beyond_the_bound(times, alpha):
     times = tuple(t for t, after in zip(times, [*times[1:], 2.0], strict=True) if after - t > 0.02)
     for number in range(1, len(times) + 2):

@@ -75,6 +75,7 @@ def test_more_grid_points_run_alone(run):
     assert frame.groupby("example_id")["setting"].nunique().tolist() == [5, 5]
 
 
+@pytest.mark.slow
 def test_added_settings_answer_as_in_one_run(run, tmp_path):
     run("grid.levels=[16,4]", "per_task=2")
     run("grid.levels=[16,8,4,3]", "per_task=2")
@@ -88,6 +89,7 @@ def test_added_settings_answer_as_in_one_run(run, tmp_path):
     assert apart["kl"].to_numpy() == pytest.approx(whole["kl"].to_numpy(), abs=1e-4)
 
 
+@pytest.mark.slow
 def test_both_and_twice(run):
     run("grid.levels=[16]", "per_task=1")
     run("grid.levels=[16,4]", "per_task=2")
@@ -134,6 +136,7 @@ def test_the_report_says_so_and_is_exploratory(run, capsys, without_figures):
     assert written["extensions"][0]["examples"] == [2, 3]
 
 
+@pytest.mark.slow
 def test_what_was_extended_before_anything_was_known_stands(run):
     run("grid.levels=[16,4]", "per_task=2")
     for file in run.out.glob("records-*.jsonl"):
@@ -174,6 +177,7 @@ def test_the_order_of_settings_is_no_part_of_a_run(run):
     assert len(frame) == 3 * 5 and len(_lines(run.out)) == 3 * 5
 
 
+@pytest.mark.slow
 def test_an_extension_that_nothing_was_recorded_under_is_taken_back(run):
     run("grid.levels=[16,4]", "per_task=1")
     run("grid.levels=[16,4]", "per_task=2")
@@ -231,6 +235,7 @@ def test_a_margin_given_afterwards_is_not_called_fixed(run, without_figures, cap
     assert "was fixed" not in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.slow
 def test_a_sequential_run_keeps_its_size(run):
     run("grid.levels=[16,4]", "per_task=20", "stats.looks=[10]")
     said = run("grid.levels=[16,4]", "per_task=30", "stats.looks=[10]", code=UsageError.exit_code).err

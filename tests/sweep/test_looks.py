@@ -106,6 +106,7 @@ def test_an_unclear_run_goes_to_its_end(tmp_path):
     assert run.folder.complete and run.folder.stopped_after is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "killed_after",
     [pytest.param(n, marks=pytest.mark.slow) if n != 239 else n for n in (1, 120, 239, 240)],
@@ -133,6 +134,7 @@ def test_lost_looks_are_taken_again(tmp_path):
     assert (tmp_path / "looks.json").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_look_waits_for_all_writers_and_ends_them_all(tmp_path):
     """One writer has half of the examples; the other goes on meanwhile, and the stop reaches both."""
     first, second = Run(tmp_path), Run(tmp_path)
@@ -190,6 +192,7 @@ def test_a_report_before_the_first_look_is_provisional(tmp_path):
     assert "no look is complete yet" in (tmp_path / "report.md").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stops", "after", "told"),
     [

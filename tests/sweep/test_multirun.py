@@ -69,6 +69,7 @@ def test_a_row_is_coded_alike_in_whichever_shard_it_runs(sweep, tmp_path, quanti
     pd.testing.assert_frame_equal(parts, whole, check_exact=True)
 
 
+@pytest.mark.slow
 def test_multirun_of_shards_fills_one_folder(sweep, tmp_path):
     assert main([*sweep, "-m", "shard=1/2,2/2", "out=run"]) == 0
     assert len(read_run(tmp_path / "run")[0]) == 3 * 3
@@ -104,6 +105,7 @@ def test_weights_that_cannot_be_read_are_told_before_the_first_job(sweep, local_
     assert not list((tmp_path / "results/runs").glob("*"))
 
 
+@pytest.mark.slow
 def test_a_job_that_fails_later_is_named_and_the_others_run(sweep, local_folder, tmp_path, capsys):
     misfit = tmp_path / "misfit"
     shutil.copytree(local_folder, misfit)

@@ -63,6 +63,7 @@ def test_degraded_settings_leave_and_nothing_else_changes(tmp_path):
     assert "L4, L2 at look 1; 480 of 600 rows were run" in text.replace("L2, L4", "L4, L2")
 
 
+@pytest.mark.slow
 def test_a_setting_that_left_is_judged_at_its_own_look(tmp_path):
     run = raced(tmp_path)
     run.sweep(70)
@@ -76,6 +77,7 @@ def test_a_setting_that_left_is_judged_at_its_own_look(tmp_path):
         assert other.detectable_drop == one.detectable_drop
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed_after", [60, 75, 119])
 def test_a_killed_run_comes_to_the_same_records(tmp_path, killed_after):
     whole, broken = raced(tmp_path / "whole"), raced(tmp_path / "broken")
@@ -91,6 +93,7 @@ def test_a_killed_run_comes_to_the_same_records(tmp_path, killed_after):
     ).read_bytes()
 
 
+@pytest.mark.slow
 def test_lost_looks_are_taken_again(tmp_path):
     run = raced(tmp_path)
     run.sweep()
@@ -101,6 +104,7 @@ def test_lost_looks_are_taken_again(tmp_path):
     assert (tmp_path / "looks.json").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_what_a_writer_ran_ahead_of_a_look_does_not_count(tmp_path):
     one, two = raced(tmp_path / "two"), raced(tmp_path / "two")
     for run in (one, two):
@@ -126,6 +130,7 @@ def test_what_a_writer_ran_ahead_of_a_look_does_not_count(tmp_path):
     assert (report.sequential.run_rows, report.sequential.planned_rows) == (480, 600)
 
 
+@pytest.mark.slow
 def test_rows_missing_within_the_plan_are_refused_still(tmp_path):
     """By a unit of a later stage that says it holds one setting less than is planned."""
     run = raced(tmp_path)
@@ -169,6 +174,7 @@ def test_a_setting_that_left_against_the_records_is_refused(tmp_path, leave, tol
             reads()
 
 
+@pytest.mark.slow
 def test_the_lowest_grid_point_stays_until_all_tasks_react(tmp_path):
     """Task b cannot lose anything, so L2 must go on to say so; L4 need not."""
 
@@ -187,6 +193,7 @@ def test_the_lowest_grid_point_stays_until_all_tasks_react(tmp_path):
     assert {row.setting: row.verdict for row in result.settings}["L4"] == "degraded"
 
 
+@pytest.mark.slow
 def test_a_race_without_looks_lets_settings_leave_at_thirds_and_goes_on_to_the_end(tmp_path):
     """300 examples decide all; a run with looks would end there."""
     run = Run(tmp_path, looks=None, per_task=150, lost=0.5, race=True)
@@ -242,6 +249,7 @@ def test_a_raced_sweep_from_the_command_line(local_folder, tmp_path, capsys, mon
     assert "4 examples under affine-L2" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_runs_side_by_side_may_be_raced_and_methods_are_compared_over_whole_runs(tmp_path, capsys):
     for name in ("one", "two"):
         raced(tmp_path / name).sweep()
