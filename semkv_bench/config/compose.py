@@ -332,6 +332,8 @@ def _problem(error: BaseException, name: str, overrides: Sequence[str]) -> str:
     missing = next((e for e in _chain(error) if isinstance(e, ConfigKeyError | ConfigAttributeError)), None)
     if group := re.match(r"Could not override '([\w/]+)'\. No match in the defaults list", str(error)):
         command = name.replace("_", "-")
+        if group[1] in {key.name for key in known_keys(name)}:
+            return f"{group[1]} is added by a plus: +{group[1]}=..."
         return f"{command} takes no {group[1]}; semkv-bench {command} --help lists its keys"
     if missing is None or not missing.full_key:
         return _in_one_line(error)
