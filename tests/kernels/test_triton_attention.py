@@ -22,7 +22,7 @@ def test_random_shapes(seed, device, canaries):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fifty", range(6))
+@pytest.mark.parametrize("fifty", range(6), ids=lambda part: f"part{part}")
 def test_many_random_shapes(fifty, device):
     for seed in range(12 + 50 * fifty, 62 + 50 * fifty):
         agree(random_cache(seed, device))
