@@ -2,6 +2,7 @@
 
 import gc
 import os
+from collections import Counter
 from collections.abc import Callable
 from functools import wraps
 from types import SimpleNamespace
@@ -23,7 +24,17 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    """With ``--slow-part`` leave out the other parts of the slow tests; a test's name says which part it is of."""
+    """Mark the cases beyond ``quick_cases`` slow; with ``--slow-part`` leave out the other parts of the slow tests.
+
+    The first cases of a test are those it lists first; a test's name says which part it is of.
+    """
+    seen = Counter()
+    for item in items:
+        if quick := item.get_closest_marker("quick_cases"):
+            name = item.nodeid.partition("[")[0]
+            seen[name] += 1
+            if seen[name] > quick.args[0]:
+                item.add_marker(pytest.mark.slow)
     if (given := config.getoption("--slow-part")) is None:
         return
     part, count = map(int, given.split("/"))

@@ -86,6 +86,7 @@ def test_another_protocol_in_the_same_folder_is_refused(run, local_folder, capsy
     assert {p: p.read_bytes() for p in run.iterdir() if p.is_file()} == before
 
 
+@pytest.mark.slow
 def test_default_folder_resumes_the_newest_unfinished(local_folder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     arguments = _sweep(local_folder, "", "per_task=1", "grid.levels=[4]")
@@ -117,6 +118,7 @@ def _content(run) -> dict:
     return {p: p.read_bytes() for p in run.rglob("*") if p.is_file() and p.stat().st_size}
 
 
+@pytest.mark.slow
 def test_a_run_that_cannot_be_read_does_not_block_its_configuration(
     local_folder, tmp_path, monkeypatch, capsys
 ):
@@ -184,6 +186,7 @@ def test_longbench_from_a_local_folder(local_folder, tmp_path, capsys):
     assert "qasper" in _lines(capsys)[1]
 
 
+@pytest.mark.quick_cases(15)
 @pytest.mark.parametrize(
     ("command", "code", "told"),
     [
@@ -305,6 +308,7 @@ def test_help_lists_groups_and_choices(command, capsys):
     assert "stats=default" in out or "quantizer=affine" in out
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("command", [name for name, row in COMMANDS.items() if row.config])
 def test_the_composed_configuration_can_be_seen_and_nothing_is_run(command, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -407,6 +411,7 @@ def test_plan_loads_no_weights(capsys, monkeypatch):
     assert "niah_noise" in out and "30 of 30 layers quantized" in out
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
@@ -492,6 +497,7 @@ def test_a_report_does_not_depend_on_what_only_describes(run, tmp_path, name, co
     assert main(["cliff-report", f"run={damaged}"]) == 0
 
 
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize("command", [[], *([name] for name in cli.COMMANDS)])
 def test_help_fits_a_terminal_of_80_columns(command, monkeypatch):
     shown = StringIO()

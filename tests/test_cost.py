@@ -150,6 +150,7 @@ def test_no_token_is_lost_or_counted_twice(prompt, tails, parts):
 # What rows held
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize(
     "rule", [PREFILL, CodingRule("generated", 4), CodingRule("both", 4)], ids=lambda r: r.parts
 )

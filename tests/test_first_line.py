@@ -45,6 +45,7 @@ def _first_line(arguments, folder, terminal=False):
     return told["line"], HEAVY & set(told["modules"])
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize(
     ("command", "line"),
     [
@@ -94,6 +95,7 @@ def test_no_command_waits_for_libraries_that_its_first_line_does_not_need(comman
     assert line in said and not imported
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     "command",
     thinned(

@@ -81,6 +81,7 @@ def _folder_of(overrides: list[str]) -> Path:
     return places[0]
 
 
+@pytest.mark.slow
 def test_a_recipe_is_continued_where_it_was_begun_and_another_has_another_folder(
     local_folder, tmp_path, monkeypatch
 ):

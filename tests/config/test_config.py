@@ -42,6 +42,7 @@ def _shipped():
         )
 
 
+@pytest.mark.quick_cases(10)
 @pytest.mark.parametrize(("group", "choice"), _shipped())
 def test_every_shipped_choice_composes(group, choice):
     config = compose_config("sweep", [f"{group}={choice}", *_needs_a_path(group, choice)])
@@ -58,6 +59,7 @@ def test_every_shipped_quantizer_composes_beside_the_others():
     assert planned_settings(config)[0].name == "full"
 
 
+@pytest.mark.quick_cases(5)
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
@@ -81,6 +83,7 @@ def test_bad_overrides_are_one_clear_line(overrides, told):
     assert told in str(raised.value) and "\n" not in str(raised.value)
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [

@@ -97,6 +97,7 @@ def test_keys_and_choices_of_a_folder_of_ones_own(tmp_path):
         assert {"quantizer=mine", "quantizer.width=", "seeds=", "task=longform"} <= set(completions("sweep"))
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [

@@ -77,6 +77,7 @@ def test_one_quantizer_leaves_the_charter_as_it_was():
     assert "methods" not in charter and charter["quantizer"]["group_size"] is None
 
 
+@pytest.mark.quick_cases(5)
 @pytest.mark.parametrize(
     ("command", "overrides", "told"),
     [

@@ -334,6 +334,7 @@ def _python_blocks() -> list:
     return [pytest.param(b, id=f"{b.page}-{i}") for i, b in enumerate(found) if b.text not in shown]
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("block", _python_blocks())
 def test_python_blocks_run(block, here, local_folder, capsys):
     from transformers import AutoModelForCausalLM, AutoTokenizer

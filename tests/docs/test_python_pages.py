@@ -3,6 +3,7 @@
 import importlib.util
 import json
 
+import pytest
 from guides import ROOT
 
 from semkv_bench.records.folder import read_run
@@ -21,6 +22,7 @@ def _script():
     return module
 
 
+@pytest.mark.slow
 def test_the_notebook_runs_and_its_records_are_on_the_page(
     tmp_path, local_folder, monkeypatch, without_figures, capsys
 ):

@@ -81,6 +81,7 @@ def test_a_hidden_token_is_as_good_as_gone(tiny, new, attention, dtype, close):
     assert (logits[True][1] - logits[False][1]).abs().max() > 1e-4
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("rule", [PREFILL, CodingRule("both", 4), CodingRule("generated", 4)], ids=str)
 def test_pruned_rows_share_one_batch_with_all_others(tiny_llama, rule):
     pruned = Pruned([0.75, 0.5, 0.25], ["value_norm", "attention_received"], ["shared", "layer"])

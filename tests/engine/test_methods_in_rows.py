@@ -23,6 +23,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(("parts", "turns"), [("prompt", 1), ("both", 1), ("generated", 1), ("both", 2)])
 def test_answers_hang_on_no_other_row(tiny_llama, parts, turns):
     free = some_request(turns=turns, new=14)

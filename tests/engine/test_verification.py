@@ -33,6 +33,7 @@ CASES = [
 OFTEN = ("both", 0.0, 0), ("prefill", 0.7, 4)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     ("tiny", "rule", "temperature", "shortest"), of_models(CASES, *OFTEN), indirect=["tiny"]
 )

@@ -64,6 +64,7 @@ def coded(quantizer, tokens, layouts, levels, pair):
     return sides
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("aligned", [False, True])
 def test_two_reads_for_all_layers_of_a_coded_block(aligned, reads):
     layouts, levels = Layouts(64), torch.tensor([5, 6, 5, 6] * 16).to(GPU)

@@ -86,6 +86,7 @@ def test_padding_bits_are_zero():
     assert pack(torch.full((1, 1, 5), 2, dtype=torch.uint8), layout).item() == 255  # ceil(242 * 256 / 243)
 
 
+@pytest.mark.quick_cases(40)
 @pytest.mark.parametrize("shape", [(3, 64), (2, 64), (8, 128), (4, 80), (1, 256)], ids=str)
 @pytest.mark.parametrize("block", [64, pytest.param(128, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("quantizer", [Affine(), Affine(32), TurboQuant()], ids=lambda q: q.name)

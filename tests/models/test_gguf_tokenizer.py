@@ -82,6 +82,7 @@ def test_what_is_read_as_the_file_says_is_taken(tmp_path):
         assert tokenizer.decode(tokenizer("the total")["input_ids"]).endswith("the total"), number
 
 
+@pytest.mark.slow
 def test_the_shipped_models_file_is_taken():
     tokenizer = PretrainedModel(str(EmbeddedModel().gguf_file())).tokenizer()
     text = "The needle is 7738705."

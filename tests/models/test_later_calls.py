@@ -39,6 +39,7 @@ def _away(found, expected):
     return max(float((x - y).norm() / y.norm()) for x, y in zip(found, expected, strict=True))
 
 
+@pytest.mark.quick_cases(5)
 @pytest.mark.parametrize("kind", STATES + OTHERS)
 def test_a_prompt_in_parts_is_the_prompt_or_is_refused(kind):
     loaded = LoadedModel(tiny_model(kind), None, kind, None)

@@ -32,6 +32,7 @@ def _plan(kind, positions, folder):
     )
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(("kind", "unused"), [("gpt2", 0), ("opt", 0), ("llama", 0), ("camembert", 1)])
 def test_forced_tokens_count_against_the_positions(kind, unused, tmp_path):
     with pytest.raises(UsageError, match=f"needs {NEEDED} positions, the model has {NEEDED - 1}"):

@@ -159,6 +159,7 @@ OFTEN = {
 }
 
 
+@pytest.mark.quick_cases(5)
 @pytest.mark.parametrize(
     "name", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow) for name in SWEPT]
 )
@@ -193,6 +194,7 @@ def test_an_architecture_is_swept_as_the_oracle_says(name, sweep_config, tmp_pat
         packed_answers_equal_the_oracle(model, expected)
 
 
+@pytest.mark.quick_cases(8)
 @pytest.mark.parametrize("name", REFUSED)
 def test_an_architecture_is_refused_by_the_plan_in_one_line(name, sweep_config, tmp_path):
     with pytest.raises(UsageError) as raised:

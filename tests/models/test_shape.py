@@ -74,6 +74,7 @@ REAL = {
 }
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("name", REAL)
 def test_sizes_of_real_configurations_are_the_published_ones(name):
     make, at_32k, at_128k = REAL[name]
@@ -147,6 +148,7 @@ TINY = {
 }
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("name", TINY)
 def test_bytes_are_those_of_transformers_own_cache(name):
     config = TINY[name]()

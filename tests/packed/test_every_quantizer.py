@@ -42,6 +42,7 @@ def of_file(name, levels, *overrides):
     return next(setting for setting in planned_settings(config) if setting.kind != "full")
 
 
+@pytest.mark.quick_cases(5)
 @pytest.mark.parametrize("levels", thinned([2, 5, 8], 5))
 @pytest.mark.parametrize("name", PACKED)
 def test_what_is_packed_reads_back_and_takes_what_it_costs(name, levels):
@@ -76,6 +77,7 @@ KIVI = "quantizer.keys.group.tokens=4", "quantizer.keys.keep.block=16", "quantiz
 FROM_FILES = [("kivi", (*KIVI, "quantizer.values.keep.recent=5")), ("quarot", ()), ("intactkv", ())]
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize(
     "parts", [*(pytest.param(one, marks=pytest.mark.slow) for one in ("prompt", "generated")), "both"]
 )

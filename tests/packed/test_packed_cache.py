@@ -30,6 +30,7 @@ from semkv_bench.settings.setting import uniform_settings
 # Against the sweep
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(("tiny", "seed"), of_models([(0,), (1,)], (0,)), indirect=["tiny"])
 def test_generate_equals_the_sweep(tiny, seed):
     ids, settings = some_ids(40 + 31 * seed, seed), [*UNIFORM, *MIXED]
@@ -144,6 +145,7 @@ def test_prompt_in_chunks(tiny, setting):
 PADDED = [(setting, how) for setting in (T4, MIXED[1], L3, MIXED[0]) for how in ("dequantize", "packed")]
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(
     ("tiny", "setting", "attention"),
     of_models(PADDED, *PADDED[4:]),

@@ -36,6 +36,7 @@ from semkv_bench.settings.setting import FULL, Coded, Pruned, Setting, uniform_s
 # Storage
 
 
+@pytest.mark.quick_cases(9)
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("quantizer", [AFFINE, TURBO, Affine(group_size=32)], ids=lambda q: str(q))
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from semkv_bench.settings.setting import FULL
 RANDOM = mixes("random", ["shared", "layer"], 8, 2, 0.5, AFFINE)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(("seed", "attention"), [(0, "dequantize"), (3, "packed")])
 def test_generate_gives_the_tokens_of_the_sweep(tiny, seed, attention):
     ids = some_ids(24 + seed, seed)

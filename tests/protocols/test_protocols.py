@@ -116,6 +116,7 @@ def _stock(loaded, request, setting, rule):
 STEADY = [FULL, *GRID[:2]]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("tiny", "parts"),
     of_models([("prompt",), ("generated",), ("both",)], ("both",)),
@@ -129,6 +130,7 @@ def test_generation_equals_a_stock_cache_coded_in_blocks(tiny, parts):
         assert [outcome.tokens] == _stock(tiny, request, outcome.setting, rule), outcome.setting.name
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("tiny", "parts"),
     of_models([("prompt",), ("generated",), ("both",)], ("both",)),
@@ -210,6 +212,7 @@ ASK_THE_MODEL = [
 ]
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(
     ("tiny", "label"),
     of_models(ASK_THE_MODEL, *(("llama", *case) for case in ASK_THE_MODEL)),

@@ -108,6 +108,7 @@ def _same_in_any_company(name, rule):
     return in_chunks
 
 
+@pytest.mark.quick_cases(5)
 # A few quantizers, and in turn every rule: all quantizers are in the slow test below.
 @pytest.mark.parametrize(
     ("name", "rule"),
@@ -139,6 +140,7 @@ def test_every_quantizer_in_batches_of_any_size(name, rule):
                     assert torch.equal(states[side], in_chunks[start + index][side]), (max_rows, start, side)
 
 
+@pytest.mark.quick_cases(20)
 @pytest.mark.parametrize("name", choices("sweep")["quantizer"])
 def test_a_window_longer_than_the_row_leaves_it_as_it_was(name):
     keys, values = (replace(side, keep=replace(side.keep, recent=PROMPT + TAIL)) for side in of_file(name))

@@ -100,6 +100,7 @@ def test_every_method_is_priced():
     assert {name for name, _ in BITS} == set(names_of("quantizer"))
 
 
+@pytest.mark.quick_cases(15)
 @pytest.mark.parametrize("case", BITS, ids=lambda case: f"{case[0]}-{case[1]}")
 def test_bits_of_a_cache_at_three_lengths(case):
     config = compose_config("storage", asked(*case))

@@ -47,6 +47,7 @@ def test_three_dimensions_are_uniform(levels):
     assert book.mse == pytest.approx(1 / levels**2, rel=1e-8)
 
 
+@pytest.mark.quick_cases(8)
 @pytest.mark.parametrize("head_dim", [16, 64, 80, 128, 256])
 @pytest.mark.parametrize("levels", [2, 3, 5, 8, 16])
 def test_centroids_are_cell_means_by_numerical_integration(levels, head_dim):

@@ -38,6 +38,7 @@ def read_back(side, x, start=0, prompt=None):
     return coder.placed(start).quantize_dequantize(x, levels)[0]
 
 
+@pytest.mark.quick_cases(20)
 @pytest.mark.parametrize("name", names_of("quantizer"))
 def test_a_prompt_in_pieces_is_the_same_prompt(name):
     told = [side.granularity.tokens for side in sides(name)]
@@ -63,6 +64,7 @@ def _is_exact_where_constant(side):
     return plain and (side.name == "affine" or codes == "Uniform")
 
 
+@pytest.mark.quick_cases(20)
 @pytest.mark.parametrize("name", names_of("quantizer"))
 def test_hard_values_are_finite_and_exact_where_the_formula_says_so(name):
     for side in sides(name):

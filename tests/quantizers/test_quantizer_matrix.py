@@ -227,6 +227,7 @@ SHIPPED = sorted(path.stem for path in CONF.glob("*.yaml"))
 LONG = {"aquakv", "cq", "kvarn", "nsnquant"}
 
 
+@pytest.mark.quick_cases(15)
 @pytest.mark.parametrize("name", thinned(SHIPPED, *(name for name in SHIPPED if name not in LONG)))
 def test_every_shipped_configuration_builds_working_quantizers(name):
     made = instantiate(yaml.safe_load((CONF / f"{name}.yaml").read_text()), _convert_="all")

@@ -104,6 +104,7 @@ def test_levels_above_sixteen():
     assert distortion[1] == pytest.approx(lloyd_max(256, 64).mse, rel=0.05)
 
 
+@pytest.mark.slow
 def test_prod_inner_products_are_unbiased_and_plain_ones_are_not():
     # Over many rotations and projections of one pair (arXiv 2504.19874, theorem 2).
     key, query = unit_vectors(2, 32, seed=4)[0].split(1)

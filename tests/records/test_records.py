@@ -131,6 +131,7 @@ def _open_at_once(path, model: str, together, told) -> None:
         told.put((model, str(error)))
 
 
+@pytest.mark.slow
 def test_of_two_protocols_that_open_a_folder_at_once_one_is_refused(tmp_path):
     context = multiprocessing.get_context("fork")
     together, told = context.Barrier(3), context.SimpleQueue()

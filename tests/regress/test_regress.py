@@ -100,6 +100,7 @@ def test_a_finished_run_can_be_judged_and_told_as_json(place, tmp_path, capsys):
     assert len(witnesses) == 5 + 5 + 1 and ("cliff", "all settings") in witnesses
 
 
+@pytest.mark.slow
 def test_a_fault_moves_the_answers_too(place, local_folder, tmp_path, capsys):
     (fault,) = (fault for fault in faults.FAULTS if fault.name == "keys and values swapped")
     with faults.planted(fault):
@@ -118,6 +119,7 @@ def test_without_a_baseline_nothing_is_run(local_folder, tmp_path, capsys):
     assert "there is no baseline" in _last_line(capsys) and not (tmp_path / "run").exists()
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(
     ("override", "told"),
     [
@@ -159,6 +161,7 @@ def test_too_few_examples_are_not_judged(place, tmp_path, capsys):
     assert "NOT JUDGED" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_update_shows_the_difference_and_then_accepts_it(place, tmp_path, capsys):
     content = json.loads((place / "baseline.json").read_text())
     content["settings"]["affine-L6"]["effective_bits"] += 0.5
@@ -221,6 +224,7 @@ def test_code_alone_is_compared_in_seconds(place, local_folder, capsys):
     assert "code and storage only" in capsys.readouterr().out
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("fault", AFFINE_FAULTS, ids=lambda fault: fault.name)
 def test_a_planted_fault_turns_it_red(fault, place, local_folder, tmp_path, capsys):
     with faults.planted(fault):

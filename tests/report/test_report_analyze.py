@@ -48,6 +48,7 @@ def test_a_whole_run(records, context, tmp_path):
     assert "half of the examples (60)" in text and "Not measured in these records: cache bits." in text
 
 
+@pytest.mark.slow
 def test_two_quantizers_repeats_and_a_second_reference(records, context, tmp_path, without_figures):
     other = records[records["kind"] == "uniform"].replace({"quantizer": {"affine": "turboquant"}})
     other["setting"] = other["setting"].str.replace("affine", "turboquant")
@@ -65,6 +66,7 @@ def test_two_quantizers_repeats_and_a_second_reference(records, context, tmp_pat
     assert "full-again" not in limits(report)
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("levels", "chance", "words"),
     [
@@ -82,6 +84,7 @@ def test_runs_that_find_no_safe_setting(records, context, tmp_path, levels, chan
     assert words in written(report, frame, context, tmp_path)
 
 
+@pytest.mark.slow
 def test_scores_of_another_engine(records, tmp_path):
     frame = records.loc[
         records["kind"].isin(["full", "uniform"]), ["task", "example_id", "setting", "code_bits", "score"]

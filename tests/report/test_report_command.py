@@ -52,6 +52,7 @@ def planted_run(path: Path, model: str = "m") -> Path:
     return path
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -72,6 +73,7 @@ def test_what_decides_makes_a_report_exploratory_when_given_afterwards(tmp_path,
     assert analysed_run(run, {name: getattr(FIXED, name), "resamples": 200}).preregistered is True
 
 
+@pytest.mark.slow
 def test_examples_are_halved_by_the_hash_of_the_charter_and_by_nothing_else(tmp_path):
     run = planted_run(tmp_path / "run")
     first = analysed_run(run, {}).operating_point.confirmation

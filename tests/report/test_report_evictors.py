@@ -59,6 +59,7 @@ def report():
     return analyze(pd.DataFrame(rows), StatsOptions(margin=0.1, resamples=200))
 
 
+@pytest.mark.slow
 def test_scores_fall_where_the_needles_stand_that_are_lost(report):
     assert list(report.depths) == ["first third", "middle third", "last third"]
     lost = "evict@0.5:snapkv:head:seen"
@@ -102,6 +103,7 @@ def test_every_deletion_stands_beside_what_takes_no_more_of_the_whole_cache(repo
     assert row.verdict == "deletion loses more" and row.diff_ci[1] < 0
 
 
+@pytest.mark.slow
 def test_each_evictor_has_a_curve_in_a_panel_for_each_task(report):
     drawn = {each.name: each for each in draw_all(report)}
     words = drawn["evictors_vs_cache_bits"].description

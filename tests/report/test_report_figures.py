@@ -112,6 +112,7 @@ def test_figures_are_undated(drawn):
     assert not any("date" in figure.svg or "Matplotlib" in figure.svg for figure in drawn)
 
 
+@pytest.mark.slow
 def test_figures_are_repeatable_whatever_the_users_style_and_leave_it_alone(report, drawn):
     matplotlib.rcParams["font.size"] = 13.0
     before = dict(matplotlib.rcParams)
@@ -210,6 +211,7 @@ def test_two_quantizers_are_two_lines(monkeypatch, report):
     assert len(lines) == 2 and len({line.get_color() for line in lines}) == 2
 
 
+@pytest.mark.slow
 def test_names_that_look_like_formulas_are_drawn_as_they_are(report):
     report["operating_point"]["setting"] = report["settings"][3]["setting"] = "$x_{1$ 日本 \\frac & <b>"
     (quality,) = [figure for figure in draw_all(report) if figure.name == "quality_vs_effective_bits"]

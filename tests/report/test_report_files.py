@@ -332,6 +332,7 @@ def foreign(report):
     report |= {"model": None, "quantizer": None, "protocol": None, "operating_point": None}
 
 
+@pytest.mark.slow
 def test_what_was_not_measured_is_named_and_not_drawn(report, frame, tmp_path, monkeypatch):
     few = ("score_vs_bits", "difference_vs_bits", "kl_vs_bits")
     monkeypatch.setattr("semkv_bench.report.output.FIGURE_NAMES", few)
@@ -488,6 +489,7 @@ def test_every_cell_leads_to_its_worst_example(written, report, frame):
     assert f"href='#{first.anchor}'" in row
 
 
+@pytest.mark.slow
 def test_dead_tasks_are_marked_by_task(report, frame, tmp_path):
     why = "affine-L2 is not shown to lower it by more than 0.2"
     report["assay"] = {
@@ -507,6 +509,7 @@ def test_dead_tasks_are_marked_by_task(report, frame, tmp_path):
     assert told in console.file.getvalue() and "\nniah_noise †" in console.file.getvalue()
 
 
+@pytest.mark.slow
 def test_what_the_servers_said_stands_beside_what_was_asked(report, frame, tmp_path):
     servers = {
         "full": {"keys": "f16", "values": "f16", "mib": 45.0, "cells": 2048, "rotated": False, "build": "b1"},
@@ -528,6 +531,7 @@ def test_what_the_servers_said_stands_beside_what_was_asked(report, frame, tmp_p
     assert served_of({}) == ()
 
 
+@pytest.mark.slow
 def test_agreement_of_answers_is_in_table_and_figure(report, frame, tmp_path):
     for row in report["settings"]:
         lost = row["setting"] == "affine-L2"

@@ -161,6 +161,7 @@ def test_sources_carry_no_place_of_this_machine(tmp_path, monkeypatch):
     assert portable(tmp_path) == tmp_path.name
 
 
+@pytest.mark.slow
 def test_a_written_report_carries_no_place_of_this_machine(frame, tmp_path, monkeypatch):
     monkeypatch.setattr(figures, "FIGURE_NAMES", ())
     (tmp_path / "data").mkdir()

@@ -127,6 +127,7 @@ def test_the_terminal_tables_fit(made, width):
     assert any(line.startswith("attention_received") and " a " in line for line in lines)
 
 
+@pytest.mark.slow
 def test_ten_metrics_in_two_groups_stay_apart(made, monkeypatch):
     from semkv_bench.report import rankings_turns
 
@@ -191,6 +192,7 @@ def test_many_groups_leave_a_figure_of_bounded_height(made):
     assert height < 15
 
 
+@pytest.mark.slow
 def test_hostile_metric_names_are_shown_as_text(tmp_path, monkeypatch):
     monkeypatch.setattr(figures, "FIGURE_NAMES", ("metric_ranking",))
     metrics = ("<b>$x_{1$|`", "random", "\x1b[31m red")
@@ -227,6 +229,7 @@ def talk() -> dict:
     return analyze(pd.DataFrame(rows), StatsOptions(margin=0.1, resamples=200))
 
 
+@pytest.mark.slow
 def test_turns_are_a_table_and_a_figure(monkeypatch):
     report = talk()
     (section,) = [section for section in sections(report) if section.name == "turns"]

@@ -30,6 +30,7 @@ def searched(command, tmp_path_factory):
     return out, args
 
 
+@pytest.mark.slow
 def test_every_layer_and_side_is_measured_alone(searched):
     out, _ = searched
     frame, _charter = read_run(out / "sensitivity")
@@ -116,6 +117,7 @@ def _keyword(model):
     return "cache" if "cache" in signature(type(model).forward).parameters else "past_key_values"
 
 
+@pytest.mark.quick_cases(5)
 @pytest.mark.parametrize(
     ("given", "code", "told"),
     [

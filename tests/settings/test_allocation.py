@@ -76,6 +76,7 @@ def _request(tiny, new=8) -> Request:
     return Request(ids, [5, 6, 7], new, frozenset({2}))
 
 
+@pytest.mark.quick_cases(8)
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("scope", ["shared", "layer"])
 def test_fractions_0_and_1_are_the_uniform_settings(tiny, metric, scope):

@@ -57,6 +57,7 @@ def test_the_change_beyond_that_of_full_is_what_counts(rows):
     assert rows["affine-L2"].diff == pytest.approx(0.1) and rows["affine-L2"].change == 0
 
 
+@pytest.mark.slow
 def test_the_interval_is_that_of_the_doubled_scale(rows):
     """It covers what it says, where differences of differences of -2 and 2 occur."""
     rng = np.random.default_rng(1)

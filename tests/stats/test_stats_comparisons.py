@@ -369,6 +369,7 @@ def test_the_order_of_rows_changes_nothing():
     assert analyze(made, OPTIONS) == analyze(shuffled, OPTIONS)
 
 
+@pytest.mark.slow
 def test_hundreds_of_settings():
     rng = np.random.default_rng(0)
     scores = {"full": share(40, 40), "affine-L16": share(40, 40), "affine-L5": share(40, 5)}
@@ -379,6 +380,7 @@ def test_hundreds_of_settings():
     assert len(report["interpolation"]) == 200 and len(report["rankings"]) == 40
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("section", ["interpolation", "rankings", "deletion", "settings"])
 def test_every_comparison_holds_over_all_looks(section):
     """At an early look no interval is narrower, and no p-value that may count is smaller, than in a plain run."""

@@ -47,6 +47,7 @@ def text(report: dict) -> str:
     return json.dumps({k: v for k, v in report.items() if k not in BOOKKEEPING}, allow_nan=False)
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(frames(), st.randoms(use_true_random=False))
 def test_neither_row_order_nor_names_of_examples_change_a_bit(frame, random):
@@ -70,6 +71,7 @@ def test_repeating_a_seed_changes_no_bit(frame, seeds, copies):
     assert repeated["n_repeats_collapsed"] == once["n_repeats_collapsed"] + copies * rows
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(frames())
 def test_bounds_contain_the_difference_and_lie_on_the_scale(frame):

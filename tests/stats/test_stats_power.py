@@ -136,6 +136,7 @@ def test_drift_is_the_last_turn_less_the_first():
     assert (drift["L8"]["first_turn"], drift["L8"]["last_turn"]) == (0, 2)
 
 
+@pytest.mark.slow
 def test_drift_that_missing_answers_could_make_up_is_none():
     """30 % of the last answers are lost; without as many of the first answers nothing is shown any more."""
     made = conversation(examples=100, turns=2, loss=0.3)

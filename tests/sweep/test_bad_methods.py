@@ -110,6 +110,7 @@ BAD = {
 }
 
 
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize("kind", BAD)
 def test_one_line_before_the_model_is_loaded(kind, three_heads, unloaded, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -75,6 +75,7 @@ def test_a_method_is_fitted_and_swept(here, four_heads, name, capsys):
     assert coded.family == name and coded.quantized_reads > 0 and coded.kl > 0
 
 
+@pytest.mark.slow
 def test_the_same_text_gives_the_same_file(here, four_heads):
     main(["calibrate", *of(four_heads), "quantizer=kvquant", *SMALL, "out=one.safetensors"])
     main(["calibrate", *of(four_heads), "quantizer=kvquant", *SMALL, "out=two.safetensors"])

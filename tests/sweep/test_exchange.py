@@ -64,6 +64,7 @@ SPOILT = [
 ]
 
 
+@pytest.mark.slow
 def test_answers_that_do_not_fit_are_one_line(tmp_path, exported, capsys):
     for number, (spoil, words) in enumerate(SPOILT):
         run = tmp_path / f"run{number}"

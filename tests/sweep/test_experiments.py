@@ -31,6 +31,7 @@ def test_every_experiment_runs(name, local_folder, tmp_path):
     assert len(frame) == protocol["examples"]["count"] * turns * len(protocol["settings"]) > 0
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("name", [n for n in EXPERIMENTS if n.startswith("paper/")])
 @pytest.mark.parametrize("model", thinned(["llama31", "mistral7b"], "llama31"))
 def test_paper_experiments_compose_for_both_models(name, model):

@@ -43,6 +43,7 @@ def _lines(out):
     return [line for file in sorted(out.glob("records-*.jsonl")) for line in file.read_text().splitlines()]
 
 
+@pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("first", "then", "added"),
     [
@@ -102,6 +103,7 @@ def test_both_and_twice(run):
     assert "nothing left to run" in run("grid.levels=[16,4,3]", "per_task=3").out
 
 
+@pytest.mark.slow
 def test_an_extension_that_is_cut_short_goes_on(run):
     run("grid.levels=[16]", "per_task=2")
     run("grid.levels=[16,4,3]", "per_task=2")
@@ -119,6 +121,7 @@ def test_an_extension_that_is_cut_short_goes_on(run):
     assert read_run(run.out)[0].groupby("example_id")["setting"].nunique().tolist() == [4, 4]
 
 
+@pytest.mark.slow
 def test_the_report_says_so_and_is_exploratory(run, capsys, without_figures):
     run("grid.levels=[16,4]", "per_task=2")
     assert analysed_run(run.out, {}).preregistered
@@ -146,6 +149,7 @@ def test_what_was_extended_before_anything_was_known_stands(run):
     assert report.extensions[0].recorded == 0 and report.preregistered
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(
     "given",
     [
@@ -166,6 +170,7 @@ def test_what_contradicts_the_protocol_is_refused(run, given):
     assert {path.name: path.read_bytes() for path in run.out.iterdir() if path.suffix != ".lock"} == before
 
 
+@pytest.mark.slow
 def test_the_order_of_settings_is_no_part_of_a_run(run):
     run("methods=[affine,turboquant]", "grid.levels=[16]", "per_task=2")
     before = _lines(run.out)
@@ -192,6 +197,7 @@ def test_an_extension_that_nothing_was_recorded_under_is_taken_back(run):
     assert run("grid.levels=[16,4]", "per_task=2", code=UsageError.exit_code).err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("measured_first", [True, False])
 def test_a_measurement_stands_when_the_run_is_extended(run, measured_first):
     measure = ["measure", str(run.out), "setting=affine-L4", "examples=1"]
@@ -228,6 +234,7 @@ def test_an_extension_by_prompts_that_were_changed_amends_nothing(local_folder, 
     assert read_run(out)[0]["example_id"].nunique() == 4
 
 
+@pytest.mark.slow
 def test_a_margin_given_afterwards_is_not_called_fixed(run, without_figures, capsys):
     run("grid.levels=[16,4]", "per_task=2")
     run("grid.levels=[16,4]", "per_task=3")

@@ -99,6 +99,7 @@ def test_a_clear_run_ends_at_its_second_look(tmp_path):
     assert run.sweep() == 0
 
 
+@pytest.mark.slow
 def test_an_unclear_run_goes_to_its_end(tmp_path):
     run = Run(tmp_path, looks=(60, 120), per_task=100, lost=0.035)
     assert run.sweep() == 200
@@ -124,6 +125,7 @@ def test_a_killed_run_comes_to_the_same_decision(tmp_path, killed_after):
     assert first.equals(second)
 
 
+@pytest.mark.slow
 def test_lost_looks_are_taken_again(tmp_path):
     run = Run(tmp_path)
     run.sweep()
@@ -163,6 +165,7 @@ def test_a_look_waits_for_all_writers_and_ends_them_all(tmp_path):
     assert result.sequential.recorded_examples == ahead + slow
 
 
+@pytest.mark.slow
 def test_the_report_of_an_ended_run_is_finished_and_says_so(tmp_path):
     Run(tmp_path).sweep()
     result, _ = run_report(tmp_path, Console(quiet=True))
@@ -175,6 +178,7 @@ def test_the_report_of_an_ended_run_is_finished_and_says_so(tmp_path):
     assert "not finished" not in text
 
 
+@pytest.mark.slow
 def test_a_report_between_looks_rests_on_the_last_one(tmp_path):
     run = Run(tmp_path)
     run.sweep(200)

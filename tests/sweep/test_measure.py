@@ -120,6 +120,7 @@ def test_the_report_shows_what_was_measured_beside_its_prediction(finished, tmp_
     assert (found["times_smaller"], found["predicted_times_smaller"]) == (4.56, 4.67)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", thinned(["{", '{"charter": 1}', None], "{"))
 def test_a_measurement_of_another_run_or_a_damaged_one_is_left_out(wrong, finished, tmp_path, capsys):
     run = tmp_path / "run"

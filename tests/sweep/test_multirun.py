@@ -225,6 +225,7 @@ def _kill_writers(run: Path, wanted: int, ended: Event) -> None:
         time.sleep(0.001)
 
 
+@pytest.mark.slow
 def test_multirun_takes_one_list_of_methods(sweep, tmp_path):
     assert main([*sweep, "-m", "methods=[affine,turboquant]", "per_task=1,2"]) == 0
     runs = [read_run(run)[0] for run in (tmp_path / "results/runs").iterdir()]

@@ -138,6 +138,7 @@ def test_a_command_on_the_run_says_that_its_model_is_gone(swept):
         build(OmegaConf.create(config["model"]), "model")
 
 
+@pytest.mark.quick_cases(8)
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -191,6 +192,7 @@ def test_a_longer_list_of_prompts_extends_a_run(held, tmp_path):
     assert set(records["task"]) == {"prompts"} and records["example_id"].nunique() == 3
 
 
+@pytest.mark.slow
 def test_hydra_of_the_caller_is_left_as_it_was(swept):
     with initialize(version_base="1.3", config_path=None):
         before = GlobalHydra.instance().hydra

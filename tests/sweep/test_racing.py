@@ -32,6 +32,7 @@ def raced(path, **changes) -> Run:
     return Run(path, **{"looks": (60, 90), "per_task": 60, "lost": 0.5, "race": True, **changes})
 
 
+@pytest.mark.slow
 def test_degraded_settings_leave_and_nothing_else_changes(tmp_path):
     run, plain = raced(tmp_path / "r"), raced(tmp_path / "p", race=False)
     assert run.sweep() == plain.sweep() == 120
@@ -158,6 +159,7 @@ def test_rows_missing_within_the_plan_are_refused_still(tmp_path):
     assert run_report(tmp_path, QUIET)[0].settings[2].n == 120
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("leave", "told"), [(["L8", "L4", "L2"], "L2, L4 left at it"), (["L2"], "L2, L4 left at it")]
 )

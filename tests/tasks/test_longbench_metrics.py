@@ -124,6 +124,7 @@ def test_code_similarity(prediction, reference, score):
     assert metrics.code_similarity(prediction, reference) == score
 
 
+@pytest.mark.slow
 @given(st.text(alphabet=string.printable + "汉字。段落", max_size=60), st.text(min_size=1, max_size=30))
 def test_scores_stay_within_bounds(prediction, reference):
     for metric in (metrics.word_f1, metrics.chinese_f1, metrics.rouge_l, metrics.code_similarity):

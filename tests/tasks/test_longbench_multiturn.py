@@ -151,6 +151,7 @@ def test_shipped_configuration_plans(folder, local_folder):
     assert (config.turns, config.path) == (2, None)
 
 
+@pytest.mark.slow
 def test_real_items(longbench_data, bos_twice):
     names = ["qasper", "multifieldqa_zh", "qmsum"]
     keys = {"path": str(longbench_data), "prompts_path": str(longbench_data / "official")}

@@ -17,6 +17,7 @@ def cases(longbench_data):
     return [json.loads(line) for line in file.read_bytes().split(b"\n") if line]
 
 
+@pytest.mark.quick_cases(10)
 # ROUGE-L of long reports takes its time.
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name == "gov_report" else name for name in TASKS]

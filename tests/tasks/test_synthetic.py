@@ -29,6 +29,7 @@ def _haystack(tokenizer, example):
     return _text(tokenizer, example).split("\n\n")[1]
 
 
+@pytest.mark.slow
 def test_counts_ids_and_order(drawn):
     assert len(drawn) == len(ALL) * 2 * 8
     assert len({(e.task, e.example_id) for e in drawn}) == len(drawn)

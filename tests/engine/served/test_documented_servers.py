@@ -34,6 +34,7 @@ def test_the_page_has_both_ways():
     assert STARTED and RUNNING and len(STARTED) + len(RUNNING) == len(COMMANDS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", STARTED, ids=" ".join)
 def test_servers_that_are_started(command, local_folder, tmp_path, capsys):
     run = tmp_path / "run"
