@@ -15,9 +15,9 @@ from semkv_bench.engine.prefill import Prefilled, prefill
 from semkv_bench.engine.rows import RowCache
 from semkv_bench.engine.through import read_through
 from semkv_bench.engine.uneven import takes_uneven_rows
-from semkv_bench.errors import SemkvError, UsageError
+from semkv_bench.errors import SemkvError
 from semkv_bench.importance import metric
-from semkv_bench.models.architecture import begins_anew
+from semkv_bench.models.architecture import begins_anew, read_whole
 from semkv_bench.models.device import memory_total
 from semkv_bench.models.load import LoadedModel
 from semkv_bench.protocols.rule import PREFILL, CodingRule
@@ -156,9 +156,7 @@ class Engine:
 
         Where the prompt before was about the same ``document``, what both begin with is not fed again.
         """
-        chunk = self.options.prefill_chunk or len(input_ids)
-        if chunk < len(input_ids):
-            self._check_parts()
+        chunk = self.options.chunk_of(len(input_ids), self.loaded.device.type, lambda: self._undivided)
         kept = self._kept(input_ids, document, (*metrics, *unseen))
         # What is cut short leaves nothing to go on from.
         self._read = replace(self._read, ids=(), document="")
@@ -172,7 +170,7 @@ class Engine:
             except (torch.OutOfMemoryError, RuntimeError) as error:
                 if not is_out_of_memory(error):
                     raise
-                if chunk <= _SMALLEST_CHUNK or not self.loaded.later_calls.parts:
+                if chunk <= _SMALLEST_CHUNK or self._undivided:
                     raise SemkvError(
                         f"out of memory while the model reads {len(input_ids)} tokens: shorten the prompts "
                         "(max_prompt_tokens=...)"
@@ -187,16 +185,20 @@ class Engine:
 
     def _kept(self, ids: Sequence[int], document: str, metrics: Sequence[str]) -> int:
         """Tokens of the prompt before that ``ids`` begin with and that need not be fed again; one is always fed."""
-        if not document or document != self._read.document or not self.loaded.later_calls.parts:
+        if not document or document != self._read.document or self._undivided:
             return 0
         if self.prompt.recurrent or not all(metric(label).replays for label in metrics):
             return 0
         pairs = zip(ids[:-1], self._read.ids, strict=False)
         return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(ids) - 1, len(self._read.ids)))
 
-    def _check_parts(self) -> None:
+    @cached_property
+    def _undivided(self) -> str | None:
+        """Why the model's prompts cannot be read in parts; None: they can."""
+        label = self.loaded.label
         if not self.loaded.later_calls.parts:
-            raise UsageError(begins_anew(self.loaded.label))
+            return begins_anew(label)
+        return read_whole(self.loaded.model.config, label)
 
     def _decode(
         self,

@@ -1,11 +1,16 @@
 """How the engine runs: memory, batch, forced tokens, temperature."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from semkv_bench.checks import is_number, whole
+from semkv_bench.checks import is_number, is_whole, whole
 from semkv_bench.errors import UsageError
 
-__all__ = ["EngineOptions"]
+__all__ = ["AUTO", "EngineOptions"]
+
+AUTO = "auto"
+# Keeps the matrix units of a large GPU busy, and activations of an 8B model below a third of a gibibyte.
+_GPU_CHUNK = 2048
 
 
 @dataclass(frozen=True)
@@ -16,7 +21,7 @@ class EngineOptions:
     max_rows: at most so many settings in one batch; None leaves it to the memory.
     teacher_tokens: tokens of the reference answer that KL and agreement are measured on.
     temperature: 0 is greedy; above, all settings of an example draw with the same random numbers.
-    prefill_chunk: prompt tokens per forward call; None feeds the prompt whole.
+    prefill_chunk: prompt tokens per forward call; None feeds the prompt whole, ``auto`` does so on a CPU alone.
     noise_examples: examples on which ``full`` is also decoded alone, to show what batching by itself changes.
     """
 
@@ -24,7 +29,7 @@ class EngineOptions:
     max_rows: int | None = None
     teacher_tokens: int = 32
     temperature: float = 0.0
-    prefill_chunk: int | None = None
+    prefill_chunk: int | str | None = AUTO
     noise_examples: int = 8
 
     def __post_init__(self) -> None:
@@ -40,7 +45,26 @@ class EngineOptions:
         for name, least, optional in (
             ("max_rows", 1, True),
             ("teacher_tokens", 1, False),
-            ("prefill_chunk", 1, True),
             ("noise_examples", 0, False),
         ):
             whole(f"engine.{name}", getattr(self, name), least, or_null=optional)
+        chunk = self.prefill_chunk
+        if not (chunk in (None, AUTO) or (is_whole(chunk) and chunk >= 1)):
+            raise UsageError(
+                f"engine.prefill_chunk={chunk} must be a whole number of at least 1, {AUTO}, or null to read whole"
+            )
+
+    def chunk_of(self, tokens: int, device: str, undivided: Callable[[], str | None]) -> int:
+        """Tokens of each forward call over a prompt of ``tokens`` on a type of device.
+
+        undivided: says why the model's prompts cannot be read in parts, None if they can; UsageError with its words
+        where parts were asked for.
+        """
+        chunk = self.prefill_chunk
+        if chunk == AUTO:
+            chunk = None if device == "cpu" else _GPU_CHUNK
+        if chunk is None or chunk >= tokens or (why := undivided()) is None:
+            return min(tokens, chunk or tokens)
+        if self.prefill_chunk != AUTO:
+            raise UsageError(why)
+        return tokens

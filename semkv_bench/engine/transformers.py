@@ -8,13 +8,13 @@ from torch import Tensor
 
 from semkv_bench.engine.backend import Answers, Backend, Session
 from semkv_bench.engine.engine import Engine
-from semkv_bench.engine.options import EngineOptions
+from semkv_bench.engine.options import AUTO, EngineOptions
 from semkv_bench.engine.outcome import Outcome, Request, request_of
 from semkv_bench.errors import UsageError
 from semkv_bench.importance import metric
 from semkv_bench.kernels import backend
 from semkv_bench.kernels.numerics import Saturation
-from semkv_bench.models.architecture import begins_anew, reads_in_parts, supported_attention
+from semkv_bench.models.architecture import read_whole, supported_attention
 from semkv_bench.models.device import describe, effective, requested
 from semkv_bench.models.load import LoadedModel
 from semkv_bench.models.rotary import check_rotary
@@ -48,8 +48,13 @@ class TransformersBackend(EngineOptions, Backend):
                 side for setting in settings for side in (setting.keys, setting.values) if side is not None
             ]
             probe_own((side.quantizer for side in sides), head_dim)
-        if self.prefill_chunk is not None and not reads_in_parts(source.config()):
-            raise UsageError(begins_anew(source.name))
+        if self.prefill_chunk not in (None, AUTO):
+            if protocol.one_pass:
+                raise UsageError(
+                    f"protocol={protocol.name} reads question and answer in one pass; leave engine.prefill_chunk out"
+                )
+            if (why := read_whole(source.config(), source.name)) is not None:
+                raise UsageError(why)
         if not shape.quantized_layers:
             raise UsageError(f"{source.name} has no full-attention layer to quantize")
         pruned = any(setting.prune for setting in settings)

@@ -16,6 +16,8 @@ __all__ = [
     "check_architecture",
     "check_attention",
     "decoder_of",
+    "length_dependent",
+    "read_whole",
     "reads_in_parts",
     "supported_attention",
 ]
@@ -109,6 +111,28 @@ def begins_anew(name: str) -> str:
         f"{name} begins with empty recurrent states in every call of several tokens, so its prompts cannot be read in "
         "parts; leave engine.prefill_chunk out"
     )
+
+
+def read_whole(config: Any, name: str) -> str | None:
+    """Why prompts of a model cannot be read in parts, as far as its configuration tells; None: they can."""
+    if not reads_in_parts(config):
+        return begins_anew(name)
+    kind = length_dependent(config)
+    if kind is None:
+        return None
+    return (
+        f"{name} scales its rotary embedding by how much was read (rope_type={kind}), so its prompts cannot be read "
+        "in parts; leave engine.prefill_chunk out"
+    )
+
+
+def length_dependent(config: Any) -> str | None:
+    """The kind of rotary scaling of a configuration whose angles hang on the length of the prompt; None: no such."""
+    text = config.get_text_config(decoder=True)
+    told = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    several = [part for part in told.values() if isinstance(part, dict)] or [told]
+    kinds = [part.get("rope_type", part.get("type")) for part in several]
+    return next((kind for kind in kinds if kind in ("dynamic", "longrope", "su")), None)
 
 
 def supported_attention(config: Any, asked: str | None) -> str:

@@ -11,13 +11,14 @@ from weakref import WeakKeyDictionary
 
 from semkv_bench.errors import UsageError
 from semkv_bench.lazy import torch
+from semkv_bench.models.architecture import length_dependent
 from semkv_bench.models.load import LoadedModel
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-__all__ = ["Rotary", "check_rotary", "length_dependent", "rotary_of"]
+__all__ = ["Rotary", "check_rotary", "rotary_of"]
 
 _INSTEAD = "choose a quantizer of the keys as they are"
 _PROBED = 9
@@ -72,15 +73,6 @@ class Rotary:
             return torch.cat([-second, first], dim=-1)
         first, second = x[..., 0::2], x[..., 1::2]
         return torch.stack([-second, first], dim=-1).flatten(-2)
-
-
-def length_dependent(config: Any) -> str | None:
-    """The kind of rotary scaling of a configuration whose angles hang on the length of the prompt; None: no such."""
-    text = config.get_text_config(decoder=True)
-    told = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
-    several = [part for part in told.values() if isinstance(part, dict)] or [told]
-    kinds = [part.get("rope_type", part.get("type")) for part in several]
-    return next((kind for kind in kinds if kind in ("dynamic", "longrope", "su")), None)
 
 
 def check_rotary(config: Any, name: str, who: str, instead: str = _INSTEAD) -> None:

@@ -3,6 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from semkv_bench.engine.batching import row_bytes, row_cost, rows_that_fit
 from semkv_bench.engine.decode import Decoding, row_room
 from semkv_bench.engine.outcome import request_of
 from semkv_bench.engine.rows import allocated
+from semkv_bench.models.architecture import read_whole
 from semkv_bench.models.device import memory_total
 from semkv_bench.models.device_map import spread
 from semkv_bench.plan.plan import Plan
@@ -98,15 +100,14 @@ def estimate_memory(plan: Plan, weights: Weights) -> Memory:
     fit = rows_that_fit(plan.engine, per_row, available, weights.parameters * size)
     rows = min(fit, len(plan.settings))
     per_token = row_bytes(shape, 2, size) - row_bytes(shape, 1, size)
-    chunk = min(prompt, plan.engine.prefill_chunk or prompt)
-    active = size * (3 * weights.intermediate + 6 * weights.hidden)
+    active = partial(_activations, plan, weights)
     memory = Memory(
         device=name,
         available=available,
         weights=weights.parameters * size,
         prompt=row_bytes(shape, prompt, size),
         rows=rows * per_row,
-        activations=active * chunk,
+        activations=active(prompt),
         batch_rows=rows,
         settings=len(plan.settings),
         longest=prompt + answer,
@@ -119,9 +120,20 @@ def estimate_memory(plan: Plan, weights: Weights) -> Memory:
 
     def alone(tokens: int) -> int:
         """Bytes that a prompt of ``tokens`` tokens needs with a single row, the weights left out."""
-        return (per_token + active) * tokens + row_bytes(shape, allocated(tokens + room), size) + logits
+        row = row_bytes(shape, allocated(tokens + room), size) + logits
+        return per_token * tokens + active(tokens) + row
 
     return replace(memory, advice=_advice(memory, weights, per_row, alone))
+
+
+def _activations(plan: Plan, weights: Weights, tokens: int) -> int:
+    """Bytes of one forward call over part of a prompt of ``tokens``, roughly: layer by layer, and what masks it."""
+    source, size = plan.source, weights.itemsize
+    device = target_device(source.device_map).type
+    chunk = plan.engine.chunk_of(tokens, device, lambda: read_whole(source.config(), source.name))
+    # A later call has a mask of what it sees of all before it: truth values, and numbers that attention adds.
+    mask = chunk * tokens * (1 + size) if chunk < tokens else 0
+    return size * (3 * weights.intermediate + 6 * weights.hidden) * chunk + mask
 
 
 def _most_room(plan: Plan, how: Decoding) -> int:

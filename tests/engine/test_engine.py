@@ -159,6 +159,12 @@ def test_a_prefill_without_memory_is_fed_in_chunks(tiny_llama, monkeypatch):
     monkeypatch.setattr(running, "prefill", scarce)
     got = Engine(tiny_llama).run(request, [FULL, *GRID])
     assert [o.tokens for o in got] == [o.tokens for o in expected] and chunks == [299, 149, 74]
+    # The next prompt is tried whole again; one that is cut into chunks has them halved.
+    chunks.clear()
+    engine = Engine(tiny_llama, EngineOptions(prefill_chunk=128))
+    engine.prefill(request.input_ids)
+    engine.prefill(request.input_ids)
+    assert chunks == [128, 64, 128, 64]
 
     def nothing(*args):
         raise torch.OutOfMemoryError("no memory")
@@ -193,6 +199,17 @@ def test_stop_tokens_are_held_back_before_min_new_tokens(tiny_llama):
         _request(tiny_llama, stop_ids=frozenset({first}), min_new_tokens=1), [FULL]
     )[0]
     assert len(held.tokens) >= 1 and held.tokens[0] != first
+
+
+def test_prompts_are_read_whole_on_a_cpu_and_in_chunks_on_a_gpu():
+    def chunk(device, tokens=5000, why=None, **options):
+        return EngineOptions(**options).chunk_of(tokens, device, lambda: why)
+
+    assert (chunk("cpu"), chunk("cuda"), chunk("mps"), chunk("cuda", 2000)) == (5000, 2048, 2048, 2000)
+    assert chunk("cuda", prefill_chunk=None) == 5000 and chunk("cpu", prefill_chunk=64) == 64
+    assert chunk("cuda", why="states") == 5000 == chunk("cpu", why="states", prefill_chunk=5000)
+    with pytest.raises(UsageError, match="states"):
+        chunk("cpu", why="states", prefill_chunk=64)
 
 
 def test_prefill_in_chunks(tiny):
@@ -237,6 +254,8 @@ def test_nan_in_the_cache_names_layer_and_tensor(tiny_llama):
         {"temperature": -1},
         {"temperature": math.nan},
         {"prefill_chunk": 0},
+        {"prefill_chunk": True},
+        {"prefill_chunk": "large"},
     ],
 )
 def test_bad_options_are_refused(options):

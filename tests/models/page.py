@@ -32,7 +32,8 @@ time, since its rows become of different lengths.
 
 What later calls need is tried out on the loaded model: positions are given to one that does not count on from its
 cache (Bamba), and a prompt is not read in parts (`engine.prefill_chunk`) by one that begins with empty recurrent states
-in every call of several tokens (Jamba, Zamba).
+in every call of several tokens (Jamba, Zamba), or by one whose rotary embedding hangs on how much was read
+(`rope_type=dynamic`, `longrope`).
 
 ## Swept
 

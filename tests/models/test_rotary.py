@@ -6,8 +6,9 @@ from architectures import tiny_model
 from transformers import DynamicCache
 
 from semkv_bench.errors import UsageError
+from semkv_bench.models.architecture import length_dependent
 from semkv_bench.models.load import LoadedModel
-from semkv_bench.models.rotary import length_dependent, rotary_of
+from semkv_bench.models.rotary import rotary_of
 
 # Halves and neighbours turned together, a part of the head turned, norms before it, layers without, scaled angles.
 KINDS = {

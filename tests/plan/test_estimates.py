@@ -42,16 +42,35 @@ def _plan(examples=None, shard=None, **engine) -> Plan:
 
 def _memory(monkeypatch, available: int, **engine):
     monkeypatch.setattr(memory, "memory_total", lambda device: available)
+    monkeypatch.setattr(PretrainedModel, "config", lambda self: _config("llama"))
     return estimate_memory(_plan(**engine), WEIGHTS)
+
+
+def _config(kind: str) -> SimpleNamespace:
+    config = SimpleNamespace(model_type=kind)
+    config.get_text_config = lambda decoder: config
+    return config
 
 
 def test_memory_by_hand(monkeypatch):
     found = _memory(monkeypatch, 1_000_000)
     assert (found.weights, found.prompt, found.rows, found.activations) == (2000, 6400, 3 * 17_984, 19_200)
     assert found.needed == 81_552 and found.fits and found.advice is None and found.batch_rows == 3
-    assert _memory(monkeypatch, 1_000_000, prefill_chunk=10).activations == 1920
+    # In chunks: a tenth, and a mask of 10 x 100 truth values and as many numbers of two bytes.
+    assert _memory(monkeypatch, 1_000_000, prefill_chunk=10).activations == 1920 + 3000
+    assert _memory(monkeypatch, 1_000_000, prefill_chunk=None).activations == 19_200
     assert _memory(monkeypatch, 1_000_000, max_rows=2).batch_rows == 2
     assert _memory(monkeypatch, 80_000).batch_rows == 2 and _memory(monkeypatch, 80_000).fits
+
+
+def test_a_gpu_reads_long_prompts_in_chunks(monkeypatch):
+    monkeypatch.setattr(memory, "target_device", lambda device_map: torch.device("cuda"))
+    plan, config = _plan(), _config("llama")
+    monkeypatch.setattr(PretrainedModel, "config", lambda self: config)
+    activations = [memory._activations(plan, WEIGHTS, tokens) for tokens in (2048, 2049, 100_000)]
+    assert activations == [2048 * 192, 2048 * (192 + 3 * 2049), 2048 * (192 + 300_000)]
+    config.model_type = "jamba"
+    assert memory._activations(plan, WEIGHTS, 100_000) == 100_000 * 192
 
 
 @pytest.mark.parametrize(
