@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from semkv_bench.engine.rows import Row, RowCache, RowLayer
+from semkv_bench.engine.stretches import stretches
 from semkv_bench.grid.cost import SIDES, Tokens
 from semkv_bench.importance import metric
 from semkv_bench.importance.block import cache_scores
@@ -369,18 +370,18 @@ class RowCoder:
                 start = piece.start if coded.quantizer.positional else 0
                 groups.setdefault((coded.quantizer, len(piece), start), []).append((row, coded.allocation))
         for (quantizer, count, start), members in groups.items():
-            views = [layer.part(row, slice(pieces[row].start, pieces[row].stop))[side] for row, _ in members]
+            starts = tuple((row, pieces[row].start) for row, _ in members)
+            here, buffer = stretches(starts, count, layer.device), (layer.keys, layer.values)[side]
             levels = [
                 ranks[row, pieces[row]].levels(allocation, self.places[index], range(count)).expand(count)
                 for row, allocation in members
             ]
-            x = torch.stack(views)
+            x = here.take(buffer)
             coder = self._coder(quantizer, index, side, x).placed(start)
             places = [(row, slice(pieces[row].start, pieces[row].stop)) for row, _ in members]
             decoded = torch.empty_like(x)
             self._quantize(coder, (index, side), places, x, torch.stack(levels).to(x.device), decoded)
-            for view, values in zip(views, decoded, strict=True):
-                view.copy_(values)
+            here.put(buffer, decoded)
 
     def _ranks(self, row: int, piece: range) -> Ranks:
         """Of the tokens ``piece`` of one row."""

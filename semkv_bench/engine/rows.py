@@ -10,6 +10,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.configuration_utils import PreTrainedConfig
 
 from semkv_bench.engine.states import NoLayer, State, StateRows
+from semkv_bench.engine.stretches import stretches
 from semkv_bench.errors import UsageError
 from semkv_bench.models.layers import CacheLayer, cache_layers
 from semkv_bench.settings.reading import Reading
@@ -130,11 +131,6 @@ class RowLayer(CacheLayerMixin):
         """Heads that have keys of their own, once anything was stored."""
         return self.keys.shape[1]
 
-    @property
-    def even(self) -> bool:
-        """Do all rows in use have the same length?"""
-        return min(self.lengths[: self.rows], default=0) == self.length
-
     def reserve(self, rows: int, capacity: int, book: list[Row]) -> None:
         """Start anew with ``rows`` empty rows of up to ``capacity`` tokens; a large enough buffer is reused.
 
@@ -195,15 +191,9 @@ class RowLayer(CacheLayerMixin):
         new, length = key_states.shape[2], self.length
         if length + new > self.capacity:
             raise ValueError(f"the row cache holds {self.capacity} tokens; {length + new} were given")
-        if self.even:
-            for buffer, states in ((self.keys, key_states), (self.values, value_states)):
-                buffer[: self.rows, :, length : length + new].copy_(states)
-        else:
-            rows = torch.arange(self.rows, device=self.device)[:, None]
-            places = torch.tensor(self.lengths[: self.rows], device=self.device)[:, None]
-            places = places + torch.arange(new, device=self.device)
-            for buffer, states in ((self.keys, key_states), (self.values, value_states)):
-                buffer[rows, :, places] = states.transpose(1, 2)
+        here = stretches(tuple(enumerate(self.lengths[: self.rows])), new, self.device)
+        for buffer, states in ((self.keys, key_states), (self.values, value_states)):
+            here.put(buffer, states)
         for row in range(self.rows):
             self.lengths[row] += new
         if not self.is_sliding:
