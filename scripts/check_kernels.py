@@ -1,7 +1,8 @@
 """Compile every Triton kernel for GPUs that need not be there, once for each kind of code it becomes.
 
 Writes a table of registers, spilled bytes and shared memory as the assemblers report them. Arguments
-are captured from the real launches on CPU tensors, so what is compiled is what would run. From a base
+are captured from the real launches on CPU tensors, so what is compiled is what would run; what would flush
+subnormals or not round to nearest is an error (``kernel_numerics``). From a base
 case of each kernel one thing at a time is varied that changes its code: the type, the width of a vector,
 the grouping, how many classes of levels there are and how wide their groups are read. Level counts that
 come to the same code are one case.
@@ -29,13 +30,14 @@ os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 import torch
 import triton
 from kernel_cases import StaticCase, cases, static_cases
+from kernel_numerics import numeric_faults
 from static_figures import figures
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource, CompiledKernel
 from triton.runtime.jit import JITFunction
 
-from semkv_bench.kernels import affine_triton, codebook_triton
+from semkv_bench.kernels import affine_triton
 
 TARGETS = {
     "cuda:80": GPUTarget("cuda", 80, 32),
@@ -94,7 +96,6 @@ def source_of(launch: Launch) -> ASTSource:
     return ASTSource(fn=launch.kernel, signature=signature, constexprs=constants, attrs=attributes)
 
 
-_CODING = (affine_triton.affine_kernel, codebook_triton.codebook_kernel)
 _TYPE_NAMES = {
     torch.float64: "fp64",
     torch.float32: "fp32",
@@ -142,9 +143,8 @@ def _usage(launch: Launch, compiled: CompiledKernel, target: GPUTarget) -> dict[
         usage = _amd_usage(compiled.asm["amdgcn"])
     else:
         usage = _nvidia_usage(compiled.asm["ptx"], target.arch)
-        # Codes equal the reference's only with divisions that round correctly.
-        if launch.kernel in _CODING and re.search(r"\bdiv\.(approx|full)", compiled.asm["ptx"]):
-            raise RuntimeError("a division is not IEEE")
+    if faults := numeric_faults(launch.kernel.__name__, compiled.asm):
+        raise RuntimeError("; ".join(faults))
     return {**usage, "shared": compiled.metadata.shared}
 
 

@@ -147,6 +147,49 @@ def test_the_static_report_is_of_these_kernels(script):
     )
 
 
+PTX = "ptx", "\tdiv.rn.f32 %f3, %f1, %f2;\n\tcvt.rzi.u16.f32 %rs1, %f3;\n@%p1 st.global.b8 [%rd1], %rs1;\n"
+GFX = (
+    "amdgcn",
+    "\tv_div_scale_f32 v1, vcc, v2, v3\n\tv_div_scale_f32 v4, vcc, v2, v3\n\tv_rcp_f32_e32 v5, v4\n"
+    "\tv_div_fixup_f32 v6, v5, v4, v1\n\tv_mad_u64_u32 v[0:1], s[0:1], v2, v3, v[4:5]\n"
+    "\t.amdhsa_float_round_mode_32 0\n\t.amdhsa_float_round_mode_16_64 0\n"
+    "\t.amdhsa_float_denorm_mode_32 3\n\t.amdhsa_float_denorm_mode_16_64 3\n",
+)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "base", "change", "said"),
+    [
+        ("affine_kernel", PTX, "\tmul.ftz.f32 %f1, %f2, %f3;\n", "mul.ftz.f32 flushes subnormals"),
+        ("affine_kernel", PTX, "\tcvt.rz.f16.f32 %rs1, %f1;\n", "cvt.rz.f16.f32 rounds to zero"),
+        ("affine_kernel", PTX, "@!%p2 add.rp.f32 %f1, %f2, %f3;\n", "add.rp.f32 rounds up or down"),
+        ("codebook_kernel", PTX, "\tdiv.full.f32 %f1, %f2, %f3;\n", "div.full.f32 is approximate"),
+        ("codebook_kernel", PTX, "\tex2.approx.ftz.f32 %f1, %f2;\n", "ex2.approx.ftz.f32 flushes subnormals"),
+        ("attention_kernel", PTX, "\tex2.approx.ftz.f32 %f1, %f2;\n\tdiv.full.f32 %f1, %f2, %f3;\n", None),
+        ("attention_kernel", PTX, "\tcvt.rn.ftz.f16.f32 %rs1, %f1;\n", "cvt.rn.ftz.f16.f32 flushes subnormals"),
+        ("attention_kernel", PTX, "\tcvt.rz.f16x2.f32 %r1, %f1, %f2;\n", "cvt.rz.f16x2.f32 rounds to zero"),
+        ("affine_kernel", GFX, ("denorm_mode_32 3", "denorm_mode_32 0"), "float_denorm_mode_32 is 0 and not 3"),
+        ("attention_kernel", GFX, ("denorm_mode_16_64 3", "denorm_mode_16_64 0"), "float_denorm_mode_16_64 is 0"),
+        ("pack_kernel", GFX, ("round_mode_32 0", "round_mode_32 3"), "float_round_mode_32 is 3 and not 0"),
+        ("affine_kernel", GFX, "\tv_cvt_pkrtz_f16_f32 v1, v2, v3\n", "v_cvt_pkrtz_f16_f32 rounds to zero"),
+        ("attention_kernel", GFX, "\ts_setreg_imm32_b32 hwreg(HW_REG_MODE, 4, 2), 0\n", "changes the mode"),
+        ("attention_kernel", GFX, "\ts_denorm_mode 0\n", "s_denorm_mode 0 changes the mode"),
+        ("affine_kernel", GFX, "\tv_mac_f32_e32 v1, v2, v3\n", "v_mac_f32_e32 flushes subnormals"),
+        ("affine_kernel", GFX, "\tv_exp_f32_e32 v1, v2\n", "v_exp_f32_e32 is approximate"),
+        ("attention_kernel", GFX, "\tv_exp_f32_e32 v1, v2\n", None),
+        ("codebook_kernel", GFX, ("\tv_div_fixup_f32 v6, v5, v4, v1\n", ""), "a division is not IEEE"),
+    ],
+)  # fmt: skip
+def test_flushed_and_directed_numbers_are_seen(kernel, base, change, said, script):
+    from kernel_numerics import numeric_faults
+
+    name, text = base
+    assert numeric_faults(kernel, {name: text}) == []
+    text = text + change if isinstance(change, str) else text.replace(*change)
+    found = numeric_faults(kernel, {name: text})
+    assert found == [] if said is None else said in "; ".join(found), found
+
+
 def test_a_loop_counts_as_often_as_it_runs(script):
     from static_figures import MACHINES, instructions
 
