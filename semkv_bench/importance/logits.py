@@ -51,9 +51,13 @@ class Head:
             UsageError: the head is no plain linear layer.
         """
         head = loaded.model.get_output_embeddings()
-        if not isinstance(head, torch.nn.Linear) or not head.weight.is_floating_point():
+        if not (isinstance(head, torch.nn.Linear) and _is_plain(head.weight)):
+            weight = getattr(head, "weight", None)
+            kind = type(head).__name__
+            kind += "" if weight is None else f" with weights of {weight.dtype} in a {type(weight).__name__}"
             raise UsageError(
-                f"surprisal and logit_entropy need a plain linear head; {loaded.label} has {type(head).__name__}"
+                f"surprisal and logit_entropy need a plain linear head; {loaded.label} has {kind}: "
+                "leave the head out of the model's quantization, or choose other metrics"
             )
         if head.weight.device.type == "meta":
             raise UsageError(
@@ -195,6 +199,12 @@ def _merge(log_sum: Tensor, mean: Tensor, logits: Tensor) -> None:
     total = torch.logaddexp(log_sum, tile_log_sum)
     mean.mul_((log_sum - total).exp_()).add_(tile_mean * (tile_log_sum - total).exp_())
     log_sum.copy_(total)
+
+
+def _is_plain(weight: Tensor) -> bool:
+    """Are these numbers as they stand, and not codes that a class of tensor or of layer of its own makes numbers of?"""
+    own = type(weight) in (torch.Tensor, torch.nn.Parameter)
+    return own and weight.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def _product_type(weight: Tensor) -> torch.dtype:

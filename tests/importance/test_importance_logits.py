@@ -102,3 +102,22 @@ def test_a_head_that_is_no_matrix_is_refused(copied):
     copied.model.lm_head = torch.nn.Sequential(copied.model.lm_head)
     with pytest.raises(UsageError, match="plain linear head; copy has Sequential"):
         observe(copied, ["surprisal"], tokens=5)
+
+
+class _Codes(torch.Tensor):
+    """Stands in for the tensors in which quantization packages keep codes and say that they are numbers."""
+
+
+@pytest.mark.parametrize("kind", ["float8", "int8", "a class of its own"])
+def test_a_quantized_head_is_refused_in_one_line(kind, copied):
+    head = copied.model.lm_head
+    if kind == "float8":
+        head.weight = torch.nn.Parameter(head.weight.detach().to(torch.float8_e4m3fn), requires_grad=False)
+    elif kind == "int8":
+        head.weight = torch.nn.Parameter(head.weight.detach().to(torch.int8), requires_grad=False)
+    else:
+        del head.weight
+        head.__dict__["weight"] = torch.zeros(97, 64).as_subclass(_Codes)
+    line = "plain linear head; copy has Linear with weights of .*: leave the head out of the model's quantization"
+    with pytest.raises(UsageError, match=line):
+        observe(copied, ["surprisal"], tokens=5)
