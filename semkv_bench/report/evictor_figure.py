@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from semkv_bench.report.formatting import bits_text, clean, fixed, known, shorten
 from semkv_bench.report.lookup import reference_row
-from semkv_bench.report.marks import SMALL
+from semkv_bench.report.marks import SMALL, draw_legend
 from semkv_bench.report.plot_style import (
     FIGURE_SIZE,
     PALETTE,
@@ -96,8 +96,7 @@ def _draw(
             grids.setdefault(f"{clean(row.quantizer or 'grid')}, all kept", []).append(row)
     grids = {label: sorted(rows, key=_bits) for label, rows in grids.items()}
     with drawing(f"semkv-bench {name}"):
-        lines = -(-(len(curves) + len(grids) + 1) // 3)
-        figure = Figure(figsize=(FIGURE_SIZE[0], 3.2 * len(scores) + 0.22 * lines), layout="constrained")
+        figure = Figure(figsize=(FIGURE_SIZE[0], 3.2 * len(scores) + 0.8), layout="constrained")
         FigureCanvasAgg(figure)
         panels = figure.subplots(len(scores), 1, sharex=True, squeeze=False)[:, 0]
         for axes, (task, of) in zip(panels, scores.items(), strict=True):
@@ -110,8 +109,7 @@ def _draw(
             axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
             axes.grid(True)
         panels[-1].set_xlabel(x_label)
-        handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=3)
+        draw_legend(figure, panels[0])
         figure.suptitle(title, x=0.01, ha="left", fontsize=10.5, fontweight="bold")
         freeze_layout(figure)
         words = (

@@ -1,8 +1,9 @@
 """Points, lines, bands and legends that several figures share."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -18,7 +19,7 @@ from semkv_bench.report.formatting import (
     shorten,
 )
 from semkv_bench.report.lookup import metric_of, quantizer_of
-from semkv_bench.report.plot_style import FIGURE_SIZE, PALETTE, SERIES_COLOURS, hover
+from semkv_bench.report.plot_style import PALETTE, SERIES_COLOURS, hover
 from semkv_bench.stats.result import Report, SettingResult
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "draw_marks",
     "draw_series",
     "margin_band",
+    "place_legend",
     "reference_line",
     "series_of",
     "spread",
@@ -212,16 +214,27 @@ def _mark_title(row: SettingResult, y: str, bounds: str | None) -> str:
 
 
 def draw_legend(figure: Figure, axes: Axes) -> None:
-    """A legend below the axes, where it covers nothing; each name once. A long one makes the figure taller."""
+    """A legend of one panel's names below the axes; each name once."""
     handles, labels = axes.get_legend_handles_labels()
     once = dict(zip(reversed(labels), reversed(handles), strict=True))
-    labels = list(dict.fromkeys(labels))
-    longest = max((len(line) for label in labels for line in label.split("\n")), default=0)
-    columns = 1 if longest > 44 else 2 if longest > 22 or math.ceil(len(labels) / 2) <= 2 else 3
-    rows = math.ceil(len(labels) / columns)
-    if rows > _ROWS_THAT_FIT:
-        width, height = FIGURE_SIZE
-        figure.set_size_inches(width, height + _LEGEND_ROW * (rows - _ROWS_THAT_FIT))
-    figure.legend(
-        [once[label] for label in labels], labels, loc="outside lower center", ncols=columns, labelspacing=0.6
-    )
+    place_legend(figure, {label: once[label] for label in labels})
+
+
+def place_legend(figure: Figure, handles: Mapping[str, Any]) -> None:
+    """A legend of ``handles`` by their names below all panels, where it covers nothing.
+
+    In the most columns, up to three, that the figure is wide enough for; one of many rows makes the figure taller.
+    """
+    width, height = figure.get_size_inches()
+    for columns in (3, 2, 1):
+        rows = math.ceil(len(handles) / columns)
+        if columns == 3 and math.ceil(len(handles) / 2) <= _ROWS_THAT_FIT:
+            continue  # two columns are easier to read
+        legend = figure.legend(
+            handles.values(), handles, loc="outside lower center", ncols=columns, labelspacing=0.6
+        )
+        drawn = legend.get_window_extent(figure.canvas.get_renderer())
+        if columns == 1 or drawn.width <= figure.bbox.width:
+            figure.set_size_inches(width, height + _LEGEND_ROW * max(0, rows - _ROWS_THAT_FIT))
+            return
+        legend.remove()

@@ -9,7 +9,7 @@ from matplotlib.ticker import NullFormatter
 
 from semkv_bench.report.formatting import bits_text, clean, divergence, fixed, known, shorten
 from semkv_bench.report.lookup import reference_row
-from semkv_bench.report.marks import SMALL
+from semkv_bench.report.marks import SMALL, draw_legend
 from semkv_bench.report.methods import unit_words
 from semkv_bench.report.plot_style import (
     FIGURE_SIZE,
@@ -50,8 +50,7 @@ def draw_methods(report: Report) -> Drawn | None:
             panels[1].yaxis.set_minor_formatter(NullFormatter())
             panels[1].set_ylabel("KL divergence (nats)")
         panels[-1].set_xlabel(unit_words(report.methods.priced_by))
-        handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=3)
+        draw_legend(figure, panels[0])
         figure.suptitle(_TITLE, x=0.01, ha="left", fontsize=10.5, fontweight="bold")
         freeze_layout(figure)
         return Drawn("methods_vs_cache_bits", _TITLE, _grids_text(grids), svg_text(figure), png_bytes(figure))

@@ -25,6 +25,7 @@ from semkv_bench.report.formatting import (
     ratio,
     shorten,
 )
+from semkv_bench.report.marks import place_legend
 from semkv_bench.report.output import json_bytes, render
 from semkv_bench.report.overview_row import OverviewRow
 from semkv_bench.report.plot_style import (
@@ -183,7 +184,7 @@ def draw_overview(rows: list[OverviewRow]) -> Drawn:
             axes.set_xlim(low - pad, high + pad)
             _paint_model(model, some, axes)
         panels[-1].set_xlabel("code bits per value, log2(L)")
-        figure.legend(handles=_keys(rows), loc="outside lower center", ncols=2, labelspacing=0.6)
+        place_legend(figure, {str(key.get_label()): key for key in _keys(rows)})
         figure.suptitle(title, x=0.01, ha="left", fontsize=10.5, fontweight="bold")
         freeze_layout(figure)
         written = "; ".join(

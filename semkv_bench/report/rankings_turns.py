@@ -1,6 +1,5 @@
 """Figures of several panels: importance metrics ranked, conversations turn by turn."""
 
-import math
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
@@ -9,7 +8,7 @@ from matplotlib.figure import Figure
 
 from semkv_bench.report.formatting import clean, fixed, known, shorten, signed
 from semkv_bench.report.lookup import ordered_settings, telling_settings
-from semkv_bench.report.marks import SMALL
+from semkv_bench.report.marks import SMALL, place_legend
 from semkv_bench.report.plot_style import (
     FIGURE_SIZE,
     PALETTE,
@@ -157,14 +156,12 @@ def draw_turns(report: Report) -> Drawn | None:
         FigureCanvasAgg(figure)
         top, bottom = figure.subplots(2, 1, sharex=True)
         _paint_turns(report, turns, shown, top, bottom)
-        rows = math.ceil((len(shown) + 2) / 2)
-        figure.set_size_inches(FIGURE_SIZE[0], 5.2 + 0.19 * rows)
         handles = {
             label: handle
             for axes in (top, bottom)
             for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
         }
-        figure.legend(handles.values(), handles, loc="outside lower center", ncols=2, labelspacing=0.6)
+        place_legend(figure, handles)
         more = f" ({len(names) - len(shown)} more settings in the table)" if len(shown) < len(names) else ""
         figure.suptitle(title + more, x=0.01, ha="left", fontsize=10.5, fontweight="bold")
         freeze_layout(figure)

@@ -16,7 +16,8 @@ from typed import draw_all
 from semkv_bench.records.names import describe
 from semkv_bench.report import figures
 from semkv_bench.report.figures import GRID_FIGURES
-from semkv_bench.report.plot_style import drawing, new_figure, set_bits_axis
+from semkv_bench.report.marks import draw_legend
+from semkv_bench.report.plot_style import FIGURE_SIZE, drawing, new_figure, set_bits_axis
 
 GRIDS = {
     "paper": [2, 3, 4, 5, 6, 7, 8],
@@ -90,6 +91,19 @@ def test_ticks_name_levels_only_where_the_settings_do(names, text):
         for name in names
     ]
     assert figures._tick_label(rows) == text
+
+
+@pytest.mark.parametrize(("names", "letters"), [(3, 10), (12, 8), (12, 26), (30, 26), (5, 60)])
+def test_a_legend_lies_within_its_figure_whatever_its_names(names, letters):
+    with drawing("test"):
+        figure, axes = new_figure("title", "bits", "score")
+        for index in range(names):
+            axes.plot([0, 1], [0, index], label=f"{index:02d}{'snapkv-16:chunk:unseen' * 3}"[:letters])
+        draw_legend(figure, axes)
+        figure.canvas.draw()
+        legend, plot = figure.legends[0].get_window_extent(), axes.get_window_extent()
+    assert legend.x0 >= 0 and legend.x1 <= figure.bbox.width and legend.y1 < plot.y0
+    assert plot.height > 0.5 * FIGURE_SIZE[1] * figure.dpi and len(figure.legends[0].get_texts()) == names
 
 
 @pytest.fixture(scope="module")
