@@ -10,9 +10,10 @@ from typing import Any, ClassVar
 from semkv_bench.checks import is_number
 from semkv_bench.engine.backend import Answers, Backend, Session
 from semkv_bench.engine.outcome import Outcome
-from semkv_bench.engine.served.setting import GGML_BITS, served_setting
+from semkv_bench.engine.served.setting import GGML_BITS, served_setting, served_shape
 from semkv_bench.errors import UsageError
 from semkv_bench.files import json_lines
+from semkv_bench.models.shape import ModelShape
 from semkv_bench.protocols import Protocol
 from semkv_bench.protocols.engine import EngineProtocol
 from semkv_bench.settings.setting import Setting
@@ -84,6 +85,10 @@ class AnswersBackend(Backend):
         if given.name != "prefill":
             raise UsageError(f"answers made elsewhere follow their engine; leave protocol={given.name} out")
         return EngineProtocol()
+
+    def shape(self, source: Any) -> ModelShape:
+        """See ``Backend``."""
+        return served_shape(source.shape())
 
     def open(self, source: Any) -> "_AnswersSession":
         """See ``Backend``."""

@@ -20,7 +20,13 @@ from semkv_bench.engine.backend import Backend
 from semkv_bench.engine.served.client import Client, LlamaServer
 from semkv_bench.engine.served.process import ServerProcess, free_port
 from semkv_bench.engine.served.session import Served, ServedSession
-from semkv_bench.engine.served.setting import FULL_TYPES, GGML_BITS, ServedSetting, served_setting
+from semkv_bench.engine.served.setting import (
+    FULL_TYPES,
+    GGML_BITS,
+    ServedSetting,
+    served_setting,
+    served_shape,
+)
 from semkv_bench.engine.served.tokenizer import LlamaTokenizer
 from semkv_bench.errors import MissingError, SemkvError, UsageError
 from semkv_bench.models.shape import ModelShape
@@ -116,7 +122,7 @@ class LlamaCppBackend(Backend):
 
     def shape(self, source: Any) -> ModelShape:
         """See ``Backend``."""
-        return source.shape()
+        return served_shape(source.shape())
 
     def tokenizer(self, source: Any) -> LlamaTokenizer:
         """See ``Backend``: the engine's own, so that a prompt's ids are what it would make of its text."""

@@ -14,8 +14,9 @@ from semkv_bench.engine.served.client import Client, Dialect, LlamaServer, OpenA
 from semkv_bench.engine.served.presets import PRESETS, Preset, Said, describe, preset_of
 from semkv_bench.engine.served.process import ServerProcess, free_port
 from semkv_bench.engine.served.session import Served, ServedSession
-from semkv_bench.engine.served.setting import ServedSetting, served_setting
+from semkv_bench.engine.served.setting import ServedSetting, served_setting, served_shape
 from semkv_bench.errors import MissingError, SemkvError, UsageError
+from semkv_bench.models.shape import ModelShape
 from semkv_bench.protocols import Protocol
 from semkv_bench.protocols.engine import EngineProtocol
 from semkv_bench.settings.setting import Setting
@@ -154,6 +155,10 @@ class ServerBackend(Backend):
             raise UsageError(f"a server codes while it prefills; leave protocol={given.name} out")
         return EngineProtocol()
 
+    def shape(self, source: Any) -> ModelShape:
+        """See ``Backend``."""
+        return served_shape(source.shape())
+
     def open(self, source: Any) -> "ServerSession":
         """See ``Backend``."""
         return ServerSession(source, self)
@@ -163,7 +168,7 @@ class ServerSession(ServedSession):
     """Servers of one kind, one after another."""
 
     def __init__(self, source: Any, backend: ServerBackend):
-        super().__init__(source.name, source.tokenizer(), backend, source.shape())
+        super().__init__(source.name, source.tokenizer(), backend, backend.shape(source))
         self._full: Said | None = None
 
     @contextmanager

@@ -25,7 +25,7 @@ from semkv_bench.engine.served.completion import (
 )
 from semkv_bench.engine.served.setting import ServedSetting
 from semkv_bench.errors import SemkvError
-from semkv_bench.grid.cost import SIDES, Stored, StoredSide, Tokens
+from semkv_bench.grid.cost import Tokens
 from semkv_bench.models.shape import ModelShape
 from semkv_bench.protocols import Protocol
 from semkv_bench.settings.setting import Setting
@@ -239,6 +239,7 @@ class ServedSession(Session):
             partial(_compared, full.forced, answer.forced) if turn == 0 else lambda: (None, None, None)
         )
         kl, first, top1 = divergence()
+        held = Tokens(kept=answer.contexts[turn] + len(said.tokens or ()))
         return Outcome(
             setting,
             tokens=list(said.tokens) if said.tokens is not None else None,
@@ -249,19 +250,8 @@ class ServedSession(Session):
             turn=turn,
             context=answer.contexts[turn],
             text=said.text,
-            stored=self._stored(setting, answer.contexts[turn] + len(said.tokens or ())),
+            stored=setting.holding(self.shape.cache, [held, held], held.total),
         )
-
-    def _stored(self, setting: ServedSetting, tokens: int) -> Stored:
-        """Every layer but the native ones holds its tokens coded, a sliding one those of its window."""
-        sides = []
-        for number, layer in enumerate(self.shape.cache):
-            if layer is not None:
-                native = min(number, self.shape.layers - 1 - number) < setting.native_layers / 2
-                here = int(layer.held(tokens))
-                held = Tokens(kept=here) if native else Tokens.of([here])
-                sides += [StoredSide(name, getattr(layer, name), (number,), held) for name in SIDES]
-        return Stored(tuple(sides))
 
 
 def _longest(example: Example) -> int:

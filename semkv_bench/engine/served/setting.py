@@ -1,14 +1,16 @@
 """A setting of an engine that serves: the cache types of keys and values, with their bits."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from semkv_bench.errors import UsageError
+from semkv_bench.grid.cost import SIDES, LayerShape, Stored, StoredSide, Tokens
 from semkv_bench.grid.levels import Storage
+from semkv_bench.models.shape import ModelShape
 from semkv_bench.settings.setting import Setting
 
-__all__ = ["GGML_BITS", "ServedSetting", "served_setting"]
+__all__ = ["GGML_BITS", "ServedSetting", "served_setting", "served_shape"]
 
 # Bits a value of ggml's cache types, scales included.
 GGML_BITS: Mapping[str, float] = {
@@ -42,6 +44,22 @@ class ServedSetting(Setting):
     def storage(self, head_dim: int) -> Storage:
         """See ``Setting``: an engine's formats have no grid beside their bits."""
         return Storage(self.bits, self.bits, self.bits)
+
+    def holding(self, cache: Sequence[LayerShape | None], sides: Sequence[Tokens], prompt: int) -> Stored:
+        """See ``Setting``: all but the native layers hold their tokens coded, a sliding one those of its window."""
+        tokens, held = max(side.total for side in sides), []
+        for number, layer in enumerate(cache):
+            if layer is not None:
+                here = int(layer.held(tokens))
+                native = min(number, len(cache) - 1 - number) < self.native_layers / 2
+                count = Tokens(kept=here) if native else Tokens.of([here])
+                held += [StoredSide(name, getattr(layer, name), (number,), count) for name in SIDES]
+        return Stored(tuple(held))
+
+
+def served_shape(shape: ModelShape) -> ModelShape:
+    """``shape`` as an engine stores it: layers with a sliding window are coded like the others."""
+    return replace(shape, cache=tuple(layer and replace(layer, coded=True) for layer in shape.cache))
 
 
 def served_setting(

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
@@ -21,7 +21,9 @@ from semkv_bench.engine.served.server import ServerBackend, check_said
 from semkv_bench.engine.served.setting import GGML_BITS, served_setting
 from semkv_bench.errors import MissingError, SemkvError, UsageError
 from semkv_bench.models.shape import ModelShape
+from semkv_bench.plan.cost import cost_at
 from semkv_bench.protocols import Generation, Prefill
+from semkv_bench.protocols.engine import EngineProtocol
 from semkv_bench.tasks import Example
 
 FAKE = Path(__file__).with_name("fake_server.py")
@@ -40,12 +42,13 @@ class Words:
 @dataclass
 class Source:
     name: str = "m"
+    shape_: ModelShape = field(default_factory=lambda: ModelShape.alike(6, 1, 64, 1000))
 
     def tokenizer(self):
         return Words()
 
     def shape(self):
-        return ModelShape.alike(6, 1, 64, 1000)
+        return self.shape_
 
 
 def _examples(count=3):
@@ -383,8 +386,22 @@ def test_native_layers_are_counted_in_16_bits():
         preset="vllm",
     )
     _, tq = backend.settings(None)
-    session = backend.open(Source())
-    assert tq.cost(session._stored(tq, 10)).cache_bits == pytest.approx((4 * 16 + 2 * 4.1875) / 6)
+    assert tq.planned(backend.shape(Source()).cache, 10).cache_bits == pytest.approx(
+        (4 * 16 + 2 * 4.1875) / 6
+    )
+
+
+def test_layers_with_a_window_are_coded_like_the_others():
+    """Five of six hold 100 tokens at most; the engine codes them, too, which a simulated cache does not."""
+    sliding = replace(Source().shape().cache[0], window=100, coded=False)
+    source = Source(shape_=ModelShape((*[sliding] * 5, replace(sliding, window=None, coded=True)), 1000))
+    backend = LlamaCppBackend(types=["f16", "q8_0"])
+    shape = backend.shape(source)
+    assert len(shape.quantized_layers) == shape.layers == 6
+    for setting, bits in zip(backend.settings(None), (16, 8.5), strict=True):
+        cost = cost_at(setting, shape, EngineProtocol(), 1000, (16,))
+        assert cost.cache_bits == bits
+        assert cost.nbytes == bits / 8 * (5 * 100 + 1000) * 2 * 64
 
 
 def test_what_other_servers_say_is_held_against_what_was_asked():
