@@ -19,10 +19,12 @@ from semkv_bench.settings.setting import uniform_settings
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "methods.md"
-# By report: what stands at the head of its column, and what methods have there.
+# By report, what methods have there; reports of one kind share a column.
 REPORTS = {
     "equal_windows": "without windows",
     "as_published": "as published",
+    "further": "as published",
+    "cq": "as published",
 }
 TABLES = {
     "methods": ("<!-- table of methods: scripts/methods_table.py -->", "<!-- end of the table -->"),
@@ -132,7 +134,8 @@ def table(reports: dict[str, dict]) -> str:
     """The rows of all methods, as Markdown."""
     titles = ["`quantizer=`", "what it is", "left out, and why", "oracle in the tests", "levels"]
     titles += [f"bits at {tokens:,}" for tokens in TOKENS]
-    titles += [f"cliff of {report['model']}, code bits, {REPORTS[name]}" for name, report in reports.items()]
+    models = {REPORTS[name]: report["model"] for name, report in reports.items()}
+    titles += [f"cliff of {model}, code bits, {kind}" for kind, model in models.items()]
     return _markdown([titles, *(_row(name, reports) for name in names_of("quantizer"))])
 
 
@@ -140,9 +143,13 @@ def scores(reports: dict[str, dict]) -> str:
     """What every method scores at equal bits of the whole cache, by its own grid, as Markdown."""
     at = sorted({bits for report in reports.values() for bits in report["methods"]["at_bits"]})
     lines = [["method", *(f"{bits:g} bits" for bits in at), "bits of its grid"]]
+    seen = set()
     for name, report in reports.items():
         told = report["methods"]
         for method in told["methods"]:
+            if method in seen:  # the same method on the same prompts
+                continue
+            seen.add(method)
             points = {point["bits"]: point for point in told["points"] if point["method"] == method}
             span = next(iter(points.values()))
             if span["least_bits"] == span["most_bits"]:
@@ -182,7 +189,7 @@ def _is_format(report: dict, row: dict) -> bool:
 
 def windows(reports: dict[str, dict]) -> str:
     """Affine without a window, and with the newest 128 tokens in 16 bits, as Markdown."""
-    if len(reports) < len(REPORTS):
+    if not {"equal_windows", "as_published"} <= set(reports):
         return ""
     lines = [["levels", "score, no window", "bits", "score, newest 128 in 16 bits", "bits"]]
     plain, windowed = (
@@ -214,8 +221,11 @@ def _row(name: str, reports: dict[str, dict]) -> list[str]:
     left, oracle = NOTES.get(name, FORMAT if fixed or name.startswith(("ggml", "mlx")) else ("", ""))
     levels = "" if fixed and first == 256 else str(first) if first == second else f"{first}/{second}"
     bits = [f"{cost.key_cache_bits:.3f} / {cost.value_cache_bits:.3f}" for cost in costs]
-    cliffs = [_measured(name, report, column) for column, report in reports.items()]
-    return [f"`{name}`", told, left, oracle, levels, *bits, *cliffs]
+    cliffs = {REPORTS[column]: NONE for column in reports}
+    for column, report in reports.items():
+        if cliffs[REPORTS[column]] == NONE:
+            cliffs[REPORTS[column]] = _measured(name, report, column)
+    return [f"`{name}`", told, left, oracle, levels, *bits, *cliffs.values()]
 
 
 def _measured(name: str, report: dict, column: str) -> str:
@@ -223,7 +233,7 @@ def _measured(name: str, report: dict, column: str) -> str:
     single = next((r for r in report["settings"] if r["quantizer"] == name and _is_format(report, r)), None)
     labels = [] if single else [label for label in report["cliffs"] if label.partition("[")[0] == name]
     # As published is without options.
-    if column == "as_published":
+    if REPORTS[column] == "as published":
         labels = [label for label in labels if label == name]
     if labels:
         return _cliff(report["cliffs"][labels[0]])
