@@ -7,6 +7,7 @@ What was measured is in the reports under results/methods, where there are any.
 """
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -231,10 +232,10 @@ def _row(name: str, reports: dict[str, dict]) -> list[str]:
 def _measured(name: str, report: dict, column: str) -> str:
     """Where a method's cliff is, or what became of a format."""
     single = next((r for r in report["settings"] if r["quantizer"] == name and _is_format(report, r)), None)
-    labels = [] if single else [label for label in report["cliffs"] if label.partition("[")[0] == name]
+    labels = [] if single else [label for label in report["cliffs"] if re.split(r"[\[+]", label)[0] == name]
     # As published is without options.
     if REPORTS[column] == "as published":
-        labels = [label for label in labels if label == name]
+        labels = [label for label in labels if "[" not in label]
     if labels:
         return _cliff(report["cliffs"][labels[0]])
     row = next((row for row in report["settings"] if row["setting"] == name), None)
