@@ -2,10 +2,12 @@
 
 The plain way is what a script would do: for each setting a prefill of its own, its keys and values quantized in
 place, and stock ``generate`` with a ``DynamicCache`` that codes a block of generated tokens as soon as a token
-beyond it comes. The engine also measures KL on the forced answer, which the plain way does not. Both run in this
-process, in turn, prompt by prompt; every answer is written to its limit and compared token for token; the ratio of
-their times is the result, by the wall clock or, with ``--clock processor``, of the seconds that the processor spent on
-this process. ``python benchmarks/generation_speed.py --help``.
+beyond it comes. With ``--turns`` it is a conversation: between turns all that is open is coded, and each question is
+fed to what the setting itself answered. The engine also measures KL on the forced answers, which the plain way does
+not. Both run in this process, in turn, prompt by prompt; every answer is written to its limit and compared token for
+token; the ratio of their times is the result, by the wall clock or, with ``--clock processor``, of the seconds that the
+processor spent on this process. ``--every N`` runs the plain way for every Nth setting alone, from the lowest precision
+to the highest, and multiplies its time: an estimate, told as one. ``python benchmarks/generation_speed.py --help``.
 """
 
 import argparse
@@ -18,7 +20,7 @@ from stock import CLOCKS, Watch
 from torch import Tensor
 from transformers import DynamicCache
 
-from semkv_bench.engine.engine import Engine, Request
+from semkv_bench.engine.engine import Engine, Request, Turn
 from semkv_bench.models.device import describe
 from semkv_bench.models.embedded import EmbeddedModel
 from semkv_bench.models.load import LoadedModel
@@ -60,22 +62,29 @@ class BlockCache(DynamicCache):
 
 
 @torch.inference_mode()
-def stock(loaded: LoadedModel, request: Request, setting: Setting, rule: CodingRule) -> list[int]:
-    """New tokens of one setting."""
+def stock(loaded: LoadedModel, request: Request, setting: Setting, rule: CodingRule) -> list[list[int]]:
+    """New tokens of one setting, turn by turn."""
     model, ids = loaded.model, torch.tensor([list(request.input_ids)], device=loaded.device)
     cache = BlockCache(loaded, setting, rule)
     model(input_ids=ids[:, :-1], use_cache=True, logits_to_keep=1, **{loaded.cache_keyword: cache})
-    for index in range(len(cache.layers)):
-        cache.code(index, ids.shape[1] - 1)
-    out = model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=request.max_new_tokens,
-        do_sample=False,
-        eos_token_id=sorted(request.stop_ids),
-        **{loaded.cache_keyword: cache},
-    )
-    return out[0, ids.shape[1] :].tolist()
+    said = []
+    for number, turn in enumerate(request.turns):
+        # Between turns, as at the prompt's end, all that is open is coded.
+        for index in range(len(cache.layers)):
+            cache.code(index, cache.get_seq_length() - cache.settled[index])
+        if number:
+            ids = torch.cat([ids, torch.tensor([list(turn.input_ids)], device=loaded.device)], dim=1)
+        before = ids.shape[1]
+        ids = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=turn.max_new_tokens,
+            do_sample=False,
+            eos_token_id=sorted(turn.stop_ids),
+            **{loaded.cache_keyword: cache},
+        )
+        said.append(ids[0, before:].tolist())
+    return said
 
 
 def main() -> None:
@@ -85,41 +94,60 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=96)
     parser.add_argument("--block", type=int, default=32)
     parser.add_argument("--prompts", type=int, default=2)
+    parser.add_argument("--turns", type=int, default=1, help="questions of a conversation")
+    parser.add_argument("--question", type=int, default=24, help="tokens of a later question")
+    parser.add_argument("--every", type=int, default=1, help="the plain way runs every Nth setting")
     parser.add_argument("--clock", choices=list(CLOCKS), default="wall", help="what the ratio is of")
     parser.add_argument("--note", default="", help="what else the reader should know")
-    parser.add_argument("--out", type=Path, default=Path("results/benchmarks/generation_speed.json"))
+    parser.add_argument("--out", type=Path, default=None)
     arguments = parser.parse_args()
+    name = "generation_speed" if arguments.turns == 1 else "conversation_speed"
+    out = arguments.out or Path(f"results/benchmarks/{name}.json")
     loaded, rule = EmbeddedModel().load(), CodingRule("both", arguments.block)
     settings = [FULL, *uniform_settings(Affine(), Affine(), LEVELS)]
+    looped = range(arguments.every // 2, len(settings), arguments.every)
     engine, prompts = Engine(loaded), []
     examples = Synthetic(length=arguments.length).examples(loaded.tokenizer, [0], per_task=arguments.prompts)
     for number, example in enumerate([examples[0], *examples[: arguments.prompts]]):
         # A stop token that the model does not write: every answer is as long as it may be.
-        limit = 4 if number == 0 else arguments.new_tokens
-        request = Request(example.input_ids, example.target_ids, limit, frozenset({0}))
+        limit, stops = 4 if number == 0 else arguments.new_tokens, frozenset({0})
+        later = Turn(example.input_ids[-arguments.question :], example.target_ids, limit, stops)
+        request = Request(
+            example.input_ids,
+            example.target_ids,
+            limit,
+            stops,
+            follow_ups=(later,) * (arguments.turns - 1),
+        )
         chosen = settings[:2] if number == 0 else settings  # the first time is a warm-up
         watch = Watch()
-        (together,) = engine.converse(request, chosen, rule)
+        together = engine.converse(request, chosen, rule)
         ours = watch.seconds()
+        compared = range(len(chosen)) if number == 0 else looped
         watch = Watch()
-        apart = [stock(loaded, request, setting, rule) for setting in chosen]
+        apart = {place: stock(loaded, request, chosen[place], rule) for place in compared}
         plain = watch.seconds()
         if number:
             differing = [
-                outcome.setting.name
-                for outcome, tokens in zip(together, apart, strict=True)
-                if outcome.tokens != tokens
+                f"{settings[place].name} turn {turn}"
+                for place, said in apart.items()
+                for turn, tokens in enumerate(said)
+                if together[turn][place].tokens != tokens
             ]
             prompts.append(
                 {
                     "prompt_tokens": len(example.input_ids),
                     "engine_s": {name: round(seconds, 2) for name, seconds in ours.items()},
-                    "plain_s": {name: round(seconds, 2) for name, seconds in plain.items()},
-                    "rows_that_differ": differing,
+                    "plain_s": {
+                        name: round(seconds * len(settings) / len(looped), 2)
+                        for name, seconds in plain.items()
+                    },
+                    "answers_that_differ": differing,
                 }
             )
             print(prompts[-1], flush=True)
     plain, ours = (sum(prompt[way][arguments.clock] for prompt in prompts) for way in ("plain_s", "engine_s"))
+    answers = len(looped) * len(prompts) * arguments.turns
     outcome = {
         "what": "time of stock transformers, setting by setting, over this engine's; generated tokens coded",
         "model": loaded.label,
@@ -130,14 +158,17 @@ def main() -> None:
         "clock": arguments.clock,
         "block": arguments.block,
         "new_tokens": arguments.new_tokens,
+        "turns": arguments.turns,
+        "settings_of_plain_way": len(looped),
+        "plain_s_is_estimate": len(looped) < len(settings),
         "prompts": prompts,
-        "rows": len(settings) * len(prompts),
-        "equal_rows": len(settings) * len(prompts) - sum(len(p["rows_that_differ"]) for p in prompts),
+        "answers_compared": answers,
+        "equal_answers": answers - sum(len(prompt["answers_that_differ"]) for prompt in prompts),
         "ratio": round(plain / ours, 2),
     }
-    print(f"ratio {outcome['ratio']}, {outcome['equal_rows']} of {outcome['rows']} rows equal")
-    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    arguments.out.write_text(json.dumps(outcome, indent=1) + "\n")
+    print(f"ratio {outcome['ratio']}, {outcome['equal_answers']} of {answers} answers equal")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(outcome, indent=1) + "\n")
 
 
 if __name__ == "__main__":

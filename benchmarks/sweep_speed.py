@@ -8,6 +8,9 @@ Times are by the wall clock, or with ``--clock processor`` the seconds that the 
 machine that others use, with one thread, the nearer to what a free core would need. Both are written down.
 ``--plain-every N`` runs the plain loop for every Nth setting alone, from the lowest precision to the highest, and
 multiplies its time: an estimate, told as one, since every setting costs the loop a prefill and an answer of its own.
+At the end stands a table of an example's stages. The least that gives all figures at 2,000 tokens, two examples of the
+engine each and one and five answers of the plain loop, is
+``--lengths 2000 --settings 12 60 --prompts 1 --plain-every 12``.
 ``python benchmarks/sweep_speed.py --help``.
 """
 
@@ -126,6 +129,20 @@ def summary(runs: list[dict[str, Any]], settings: int, looped: int, clock: str) 
     }
 
 
+def table(cases: list[dict[str, Any]]) -> str:
+    """Seconds of one example by stage, a column for each case, and what part of the whole each stage is."""
+    heads = [f"{case['settings']} settings, {case['prompt_tokens']} tokens" for case in cases]
+    lines = ["| stage | " + " | ".join(heads) + " |", "|---|" + "---|" * len(cases)]
+    for stage in (*STAGES, "all"):
+        cells = []
+        for case in cases:
+            whole = case["engine_s"][case["clock"]] / case["prompts"]
+            seconds = whole if stage == "all" else case["stages_s"][stage] / case["prompts"]
+            cells.append(f"{seconds:.2f} s ({seconds / whole:.0%})")
+        lines.append(f"| {stage} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Measure and write the outcome; a case that was measured before is measured anew or left as it is."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -162,6 +179,7 @@ def main() -> None:
             others = [c for c in before if (c["length"], c["settings"]) != (length, count)]
             cases = sorted([*others, case], key=lambda c: (c["settings"], c["length"]))
             arguments.out.write_text(json.dumps({**outcome, "cases": cases}, indent=1) + "\n")
+    print(table(cases))
 
 
 if __name__ == "__main__":

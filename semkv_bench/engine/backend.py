@@ -49,11 +49,15 @@ class Answers:
 
 
 class Session(ABC):
-    """An engine at work: weights loaded, servers up. ``label`` and ``revision`` name the model in records."""
+    """An engine at work: weights loaded, servers up. ``label`` and ``revision`` name the model in records.
+
+    tracks: does it show by itself how far it is with the examples of one call?
+    """
 
     label: str
     revision: str | None = None
     together: int = 1
+    tracks: bool = False
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:

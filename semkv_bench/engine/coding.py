@@ -17,7 +17,7 @@ from semkv_bench.importance.block import cache_scores
 from semkv_bench.importance.generated import Feed, GeneratedScores
 from semkv_bench.kernels.numerics import finite_together, named
 from semkv_bench.models.rotary import Rotary
-from semkv_bench.protocols.rule import CodingRule, Ranks, Window, coder_seed, window
+from semkv_bench.protocols.rule import CodingRule, Ranks, Window, coder_seed, settled, window
 from semkv_bench.quantizers import Coder, Quantizer
 from semkv_bench.quantizers.parts import Place
 from semkv_bench.settings.allocation import GONE
@@ -84,10 +84,10 @@ class RowCoder:
     ) -> None:
         """One layer of every row."""
         stored = prompt.attending[index].stored()
-        views = target.take(self._prompt, like=stored)
-        for side, (states, view) in enumerate(zip(stored, views, strict=True)):
+        target.begin(stored, settled(self.rule, self.settings, self._prompt))
+        for side, states in enumerate(stored):
             with _named(index, side):
-                self._fill_side(states, view, index, side, ranks)
+                self._fill_side(states, target, index, side, ranks)
         for row, setting in enumerate(self.settings):
             if setting.read is not None and index in self.places:
                 target.read_blocks(row, setting.read)
@@ -116,22 +116,22 @@ class RowCoder:
     def _fill_side(
         self,
         states: Tensor,
-        view: Tensor,
+        layer: RowLayer,
         index: int,
         side: int,
         ranks: Ranks,
     ) -> None:
-        """states [1, heads, tokens, head_dim] into view [rows, ...], as each row's setting returns them."""
+        """states [1, heads, tokens, head_dim] into the rows of a layer, as each row's setting stores them."""
         start, tokens = 0, states.shape[2]
         coded = [(self._side(setting, index, side), setting) for setting in self.settings]
         for quantizer, run in itertools.groupby(coded, key=lambda pair: pair[0] and pair[0].quantizer):
             alike = list(run)
-            target = view[start : start + len(alike)]
-            start += len(alike)
+            rows = range(start, start + len(alike))
+            start = rows.stop
             span = range(0) if quantizer is None else self._window(alike[0][1], side).coded(tokens)
             here = slice(span.start, span.stop)
             if len(span) < tokens:
-                target.copy_(states.expand_as(target))
+                layer.keep(side, slice(rows.start, rows.stop), states)
             if quantizer is None:
                 continue
             coder = self._coder(quantizer, index, side, states)
@@ -144,8 +144,13 @@ class RowCoder:
             if quantizer.prompt_metric is not None:
                 scores = ranks.scores(quantizer.prompt_metric)[self.places[index]]
                 placed = placed.scored(scores[here].to(states.device))
-            pieces = [(row, here) for row in range(start - len(alike), start)]
-            self._quantize(placed, (index, side), pieces, states[:, :, here], stacked, target[:, :, here])
+            if layer.packs:
+                for row, levels in zip(rows, stacked, strict=True):
+                    layer.pack(side, row, placed, span, states[0, :, here], levels.expand(len(span)))
+                continue
+            target = layer.stored()[side][rows.start : rows.stop, :, here]
+            pieces = [(row, here) for row in rows]
+            self._quantize(placed, (index, side), pieces, states[:, :, here], stacked, target)
 
     def _quantize(
         self,
@@ -370,7 +375,7 @@ class RowCoder:
                 start = piece.start if coded.quantizer.positional else 0
                 groups.setdefault((coded.quantizer, len(piece), start), []).append((row, coded.allocation))
         for (quantizer, count, start), members in groups.items():
-            starts = tuple((row, pieces[row].start) for row, _ in members)
+            starts = tuple((row, pieces[row].start - layer.first) for row, _ in members)
             here, buffer = stretches(starts, count, layer.device), (layer.keys, layer.values)[side]
             levels = [
                 ranks[row, pieces[row]].levels(allocation, self.places[index], range(count)).expand(count)

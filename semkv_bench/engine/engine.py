@@ -1,20 +1,31 @@
 """The sweep's inner loop: one prefill per example, all settings of its cache as rows of one batch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from semkv_bench.engine.batching import in_batches, is_out_of_memory, row_bytes, row_cost, rows_that_fit
+from semkv_bench.engine.batching import (
+    Batches,
+    NoRoomError,
+    Sizes,
+    alike,
+    batches,
+    in_batches,
+    is_out_of_memory,
+    row_bytes,
+    unpacked_model,
+)
 from semkv_bench.engine.decode import Decoding, decode
-from semkv_bench.engine.options import EngineOptions
+from semkv_bench.engine.options import PACKED, ROWS, EngineOptions
 from semkv_bench.engine.outcome import Outcome, Request, Turn
-from semkv_bench.engine.prefill import Prefilled, prefill
+from semkv_bench.engine.packed_rows import PackedRows
+from semkv_bench.engine.prefill import Prefilled, prefill, prefill_together
 from semkv_bench.engine.rows import RowCache
 from semkv_bench.engine.through import read_through
-from semkv_bench.engine.uneven import takes_uneven_rows
+from semkv_bench.engine.uneven import takes_padded_prompts, takes_uneven_rows
 from semkv_bench.errors import SemkvError
 from semkv_bench.importance import metric
 from semkv_bench.models.architecture import begins_anew, read_whole
@@ -39,16 +50,22 @@ class Answered:
 
 @dataclass(frozen=True)
 class PromptsRead:
-    """The last prompt whose keys and values are at hand, and how many tokens of all prompts were fed and reused."""
+    """The last prompt whose keys and values are at hand, and how many tokens of all prompts were fed and reused.
+
+    together: prompts that were read in one batch with others.
+    """
 
     ids: tuple[int, ...] = ()
     document: str = ""
     fed: int = 0
     reused: int = 0
+    together: int = 0
 
     def with_prompt(self, ids: Sequence[int], document: str, kept: int) -> "PromptsRead":
         """After a prompt of which the first ``kept`` tokens were at hand."""
-        return PromptsRead(tuple(ids), document, self.fed + len(ids) - kept, self.reused + kept)
+        return replace(
+            self, ids=tuple(ids), document=document, fed=self.fed + len(ids) - kept, reused=self.reused + kept
+        )
 
 
 class Engine:
@@ -59,6 +76,7 @@ class Engine:
         self.options = options
         self.prompt = RowCache(loaded.model.config)
         self.rows = RowCache(loaded.model.config)
+        self.stores: set[str] = set()
         self._read = PromptsRead()
         # Tried out before attention is intercepted for rows: the trial has none of them.
         _ = loaded.later_calls
@@ -83,23 +101,26 @@ class Engine:
         settings: Sequence[Setting],
         rule: CodingRule = PREFILL,
         own_history: bool = True,
+        prefilled: Prefilled | None = None,
     ) -> Answered:
         """Answer all turns of ``request`` under every setting.
 
         The first setting must be ``full``, which the others are measured against. rule: which tokens become
-        coded, and when. own_history: later turns see a row's own answers, or else the reference answers.
+        coded, and when. own_history: later turns see a row's own answers, or else the reference answers. prefilled:
+        the prompt, where it was read already (``read_together``).
 
         Raises:
             SemkvError: the model produced NaN, or memory does not hold a single row.
         """
         how = self._how(rule, own_history)
-        seen, unseen = (
-            sorted(set().union(*(setting.scored[question] for setting in settings)))
-            for question in ("seen", "unseen")
-        )
-        prefilled = self.prefill(
-            request.input_ids[:-1], seen, request.seed, unseen, request.context, request.document
-        )
+        if prefilled is None:
+            seen, unseen = (
+                sorted(set().union(*(setting.scored[question] for setting in settings)))
+                for question in ("seen", "unseen")
+            )
+            prefilled = self.prefill(
+                request.input_ids[:-1], seen, request.seed, unseen, request.context, request.document
+            )
         references: dict[int, Tensor] = {}
 
         def run(group: Sequence[Setting]) -> list[list[Outcome]]:
@@ -108,8 +129,27 @@ class Engine:
                 references.clear()
             return self._decode(prefilled, request, how, references, group)
 
-        by_setting = in_batches(settings, self._rows_that_fit(request, how), run, self._forget_rows)
+        by_setting = self._in_batches(settings, request, how, run)
         return Answered([list(turn) for turn in zip(*by_setting, strict=True)], prefilled, references)
+
+    def _in_batches(
+        self,
+        settings: Sequence[Setting],
+        request: Request,
+        how: Decoding,
+        run: Callable[[Sequence[Setting]], list[list[Outcome]]],
+    ) -> list[list[Outcome]]:
+        planned = self.batches(settings, request, how)
+        try:
+            self._store_in(planned.store)
+            return in_batches(settings, planned.groups, run, self._forget_rows)
+        except NoRoomError:
+            packed = self.batches(settings, request, how, memory=0)
+            if packed.store == planned.store:
+                raise
+        # Outside of the handler, whose traceback holds the batch's tensors.
+        self._store_in(packed.store)
+        return in_batches(settings, packed.groups, run, self._forget_rows)
 
     def read_through(
         self, request: Request, settings: Sequence[Setting], references: dict[int, Tensor]
@@ -124,8 +164,9 @@ class Engine:
                 references.clear()
             return read_through(self.loaded, request, group, self.rows, references)
 
-        fit = self._rows_that_fit(request, self._how(PREFILL, True))
-        by_setting = in_batches(settings, fit, run, self._forget_rows)
+        planned = self.batches(settings, request, self._how(PREFILL, True), store=ROWS)
+        self._store_in(ROWS)
+        by_setting = in_batches(settings, planned.groups, run, self._forget_rows)
         return [list(turn) for turn in zip(*by_setting, strict=True)]
 
     def answer_alone(
@@ -140,8 +181,61 @@ class Engine:
 
         Their KL and agreement are against ``full`` in the batch: for ``full`` itself, the noise that batching adds.
         """
-        how = self._how(rule, own_history)
-        return self._decode(answered.prefilled, request, how, answered.references, [setting])[0]
+        how, prefilled = self._how(rule, own_history), answered.prefilled
+        if prefilled.together > 1:
+            # What reading prompts together changes is part of the noise.
+            prefilled = self.prefill(request.input_ids[:-1], seed=request.seed)
+        self._store_in(self.batches([setting], request, how).store)
+        return self._decode(prefilled, request, how, answered.references, [setting])[0]
+
+    def read_together(
+        self, requests: Sequence[Request], settings: Sequence[Setting]
+    ) -> list[Prefilled | None]:
+        """The prompts of requests of about one length, read in one batch; None for one that is to be read by itself.
+
+        So are all where a setting's metrics follow the prefill or the model keeps states, and those that begin as the
+        one before or after them does.
+        """
+        found: list[Prefilled | None] = [None] * len(requests)
+        if len(requests) < 2 or self.prompt.recurrent or any(any(each.scored.values()) for each in settings):
+            return found
+        documents = [self._read.document, *(request.document for request in requests), ""]
+        single = [
+            place
+            for place, request in enumerate(requests)
+            if not (request.document and request.document in (documents[place], documents[place + 2]))
+        ]
+        lengths = [len(requests[place].input_ids) - 1 for place in single]
+        for bucket in alike(lengths, self._padded):
+            if len(bucket) > 1 and min(lengths[number] for number in bucket):
+                places = [single[number] for number in bucket]
+                read = self._read_together([requests[place].input_ids[:-1] for place in places])
+                for place, prefilled in zip(places, read, strict=True):
+                    found[place] = prefilled
+        return found
+
+    def _read_together(self, prompts: Sequence[Sequence[int]]) -> Sequence[Prefilled | None]:
+        longest = max(map(len, prompts))
+        chunk = self.options.chunk_of(longest, self.loaded.device.type, lambda: self._undivided)
+        try:
+            read = prefill_together(self.loaded, prompts, chunk)
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+        else:
+            self._read = replace(
+                self._read,
+                fed=self._read.fed + sum(map(len, prompts)),
+                together=self._read.together + len(prompts),
+            )
+            return read
+        # Outside of the handler, whose traceback holds the batch's tensors.
+        self._forget_rows()
+        return [None] * len(prompts)
+
+    @cached_property
+    def _padded(self) -> bool:
+        return takes_padded_prompts(self.loaded)
 
     def prefill(
         self,
@@ -219,16 +313,39 @@ class Engine:
     def _uneven(self) -> bool:
         return takes_uneven_rows(self.loaded)
 
-    def _rows_that_fit(self, request: Request, how: Decoding) -> int:
-        loaded = self.loaded
-        vocabulary = loaded.model.get_output_embeddings().weight.shape[0]
-        per_row = row_cost(loaded.shape, request.turns, how, vocabulary, loaded.dtype.itemsize)
-        weights = sum(parameter.nbytes for parameter in loaded.model.parameters())
-        fit = rows_that_fit(self.options, per_row, memory_total(loaded.device), weights)
-        # Answers of a conversation differ in length, and with them the rows of the next turn.
-        return fit if how.uneven or not request.follow_ups else 1
+    def batches(
+        self,
+        settings: Sequence[Setting],
+        request: Request,
+        how: Decoding,
+        store: str | None = None,
+        memory: int | None = None,
+    ) -> Batches:
+        """How the settings of a request are split and stored; ``store`` and ``memory`` instead of what is known."""
+        options = self.options if store is None else replace(self.options, store=store)
+        sizes = self._sizes if memory is None else replace(self._sizes, memory=memory)
+        return batches(options, settings, sizes, request.turns, how)
 
-    def _forget_rows(self) -> None:
-        self.rows = RowCache(self.loaded.model.config)
+    @cached_property
+    def _sizes(self) -> Sizes:
+        model, loaded = self.loaded.model, self.loaded
+        return Sizes(
+            shape=loaded.shape,
+            vocabulary=model.get_output_embeddings().weight.shape[0],
+            itemsize=loaded.dtype.itemsize,
+            weights=sum(parameter.nbytes for parameter in model.parameters()),
+            memory=memory_total(loaded.device),
+            packs=unpacked_model(model.config) is None,
+        )
+
+    def _store_in(self, store: str) -> None:
+        """Let rows be held so from now on."""
+        self.stores.add(store)
+        if isinstance(self.rows, PackedRows) != (store == PACKED):
+            self._forget_rows(store)
+
+    def _forget_rows(self, store: str | None = None) -> None:
+        packed = isinstance(self.rows, PackedRows) if store is None else store == PACKED
+        self.rows = (PackedRows if packed else RowCache)(self.loaded.model.config)
         if self.loaded.device.type == "cuda":
             torch.cuda.empty_cache()

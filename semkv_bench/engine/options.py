@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from semkv_bench.checks import is_number, is_whole, whole
+from semkv_bench.checks import choice, is_number, is_whole, whole
 from semkv_bench.errors import UsageError
 
-__all__ = ["AUTO", "EngineOptions"]
+__all__ = ["AUTO", "PACKED", "ROWS", "EngineOptions"]
 
-AUTO = "auto"
+AUTO, ROWS, PACKED = "auto", "rows", "packed"
 # Keeps the matrix units of a large GPU busy, and activations of an 8B model below a third of a gibibyte.
 _GPU_CHUNK = 2048
 
@@ -19,6 +19,9 @@ class EngineOptions:
 
     memory_fraction: share of the device's memory that rows of caches may fill.
     max_rows: at most so many settings in one batch; None leaves it to the memory.
+    store: how rows hold what is coded of a prompt: ``rows``, as values in the model's type; ``packed``, as codes, from
+        which every step writes out one layer's values; ``auto``: packed where memory does not hold a single row.
+    prompts: prompts of about one length that are prefilled together.
     teacher_tokens: tokens of the reference answer that KL and agreement are measured on.
     temperature: 0 is greedy; above, all settings of an example draw with the same random numbers.
     prefill_chunk: prompt tokens per forward call; None feeds the prompt whole, ``auto`` does so on a CPU alone.
@@ -27,6 +30,8 @@ class EngineOptions:
 
     memory_fraction: float = 0.5
     max_rows: int | None = None
+    store: str = AUTO
+    prompts: int = 1
     teacher_tokens: int = 32
     temperature: float = 0.0
     prefill_chunk: int | str | None = AUTO
@@ -42,8 +47,10 @@ class EngineOptions:
             raise UsageError(f"engine.memory_fraction={self.memory_fraction} must be above 0 and at most 1")
         if self.temperature < 0:
             raise UsageError(f"engine.temperature={self.temperature} must be 0 (greedy) or a positive number")
+        choice("engine.store", self.store, [AUTO, ROWS, PACKED])
         for name, least, optional in (
             ("max_rows", 1, True),
+            ("prompts", 1, False),
             ("teacher_tokens", 1, False),
             ("noise_examples", 0, False),
         ):

@@ -14,7 +14,7 @@ from semkv_bench.importance import Observer, metric, observe
 from semkv_bench.models.load import LoadedModel
 from semkv_bench.protocols.rule import Ranks
 
-__all__ = ["Prefilled", "prefill"]
+__all__ = ["Prefilled", "prefill", "prefill_together"]
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,8 @@ class Prefilled:
     """A prompt that the model has seen.
 
     cache: of one row; ids: the prompt's tokens; scores: of the tokens by a metric's label; unseen: of the tokens before
-    the question, which the metric did not see; hidden: final hidden state [hidden] of the last token.
+    the question, which the metric did not see; hidden: final hidden state [hidden] of the last token; together: prompts
+    that were read in one batch.
     """
 
     cache: RowCache
@@ -30,6 +31,7 @@ class Prefilled:
     hidden: Tensor
     scores: dict[str, Tensor] = field(default_factory=dict)
     unseen: dict[str, Tensor] = field(default_factory=dict)
+    together: int = 1
 
     @cached_property
     def ranks(self) -> Ranks:
@@ -75,6 +77,36 @@ def prefill(
         for observer, (labels, tokens) in zip(observers, parts, strict=True)
     )
     return Prefilled(cache, tuple(ids), output.last_hidden_state[0, -1], *scores)
+
+
+@torch.inference_mode()
+def prefill_together(
+    loaded: LoadedModel, prompts: Sequence[Sequence[int]], chunk: int | None = None
+) -> list[Prefilled]:
+    """Read several prompts in one batch, filled up to the longest behind their last tokens.
+
+    No token looks ahead, so what is fed behind a prompt changes nothing of it, and positions are what they are. The
+    prompts share one buffer. chunk: tokens of each per forward call, None for all at once.
+    """
+    longest, cache = max(map(len, prompts)), RowCache(loaded.model.config)
+    cache.reserve(len(prompts), longest)
+    filled = [[*ids, *[0] * (longest - len(ids))] for ids in prompts]
+    batch, step = torch.tensor(filled, device=loaded.device), chunk or longest
+    hidden: dict[int, Tensor] = {}
+    for begin in range(0, longest, step):
+        part = batch[:, begin : begin + step]
+        given = {"input_ids": part, "use_cache": True, loaded.cache_keyword: cache}
+        if begin and loaded.later_calls.positions:
+            places = torch.arange(begin, begin + part.shape[1], device=part.device)
+            given["position_ids"] = places.expand(len(prompts), -1)
+        output = loaded.decoder(**given)
+        for row, ids in enumerate(prompts):
+            if begin < len(ids) <= begin + step:
+                hidden[row] = output.last_hidden_state[row, len(ids) - 1 - begin].clone()
+    return [
+        Prefilled(cache.alone(row, len(ids)), tuple(ids), hidden[row], together=len(prompts))
+        for row, ids in enumerate(prompts)
+    ]
 
 
 def _observer(loaded: LoadedModel, labels: Sequence[str], tokens: int, seed: int) -> Observer | None:

@@ -107,10 +107,12 @@ class RowLayer(CacheLayerMixin):
     """
 
     is_croppable = True
+    packs = False  # is what is coded of the prompt held as codes, and given by ``pack``?
 
     def __init__(self, sliding: bool = False):
         super().__init__()
         self.is_sliding = sliding
+        self.first = 0  # tokens before those that the buffers hold
         self.lengths: list[int] = []
         self.rows = 0
         self.capacity = 0
@@ -154,12 +156,21 @@ class RowLayer(CacheLayerMixin):
                 view[0].copy_(states)
         self.lengths = [tokens]
 
+    def lend(self, row: int, tokens: int, to: "RowLayer") -> None:
+        """Let ``to`` be a layer of one row: the first ``tokens`` tokens of ``row``, in the same memory."""
+        to.reserve(1, tokens, to.book)
+        to.dtype, to.device, to.is_initialized = self.dtype, self.device, True
+        to.keys, to.values = self.keys[row : row + 1], self.values[row : row + 1]
+        to.lengths = [tokens]
+
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Allocate both buffers in the shape, type and device of the first states [rows, heads, tokens, dim]."""
         self.dtype, self.device = key_states.dtype, key_states.device
         # Zeros: masked places are multiplied by zero weights, which NaN would survive.
         self.keys, self.values = (
-            states.new_zeros(self.rows, states.shape[1], allocated(self.capacity), states.shape[3])
+            states.new_zeros(
+                self.rows, states.shape[1], allocated(self.capacity - self.first), states.shape[3]
+            )
             for states in (key_states, value_states)
         )
         self.is_initialized = True
@@ -173,6 +184,18 @@ class RowLayer(CacheLayerMixin):
             self.lazy_initialization(*like)
         self.lengths = [tokens] * self.rows
         return self.stored()
+
+    def begin(self, stored: tuple[torch.Tensor, torch.Tensor], settled: int) -> None:
+        """Count the prompt's tokens as stored in every row.
+
+        stored: its keys and values, of one row; settled: no later coding changes tokens before this one.
+        """
+        self.take(stored[0].shape[2], like=stored)
+
+    def keep(self, side: int, rows: slice, states: torch.Tensor) -> None:
+        """Let ``rows`` hold the prompt's keys (side 0) or values (1), [1, heads, tokens, head_dim], as they are."""
+        target = self.stored()[side][rows]
+        target.copy_(states.expand_as(target))
 
     def stored(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Views of what the rows in use hold: keys and values [rows, heads, length of the longest, head_dim]."""
@@ -191,7 +214,8 @@ class RowLayer(CacheLayerMixin):
         new, length = key_states.shape[2], self.length
         if length + new > self.capacity:
             raise ValueError(f"the row cache holds {self.capacity} tokens; {length + new} were given")
-        here = stretches(tuple(enumerate(self.lengths[: self.rows])), new, self.device)
+        starts = tuple((row, held - self.first) for row, held in enumerate(self.lengths[: self.rows]))
+        here = stretches(starts, new, self.device)
         for buffer, states in ((self.keys, key_states), (self.values, value_states)):
             here.put(buffer, states)
         for row in range(self.rows):
@@ -214,7 +238,8 @@ class RowLayer(CacheLayerMixin):
     def delete(self, row: int, here: slice, deleted: torch.Tensor) -> None:
         """Let attention see no more of the tokens ``here`` of a row that are ``deleted``, bool [heads or 1, tokens]."""
         if self._unseen is None:
-            self._unseen = torch.zeros(self.keys.shape[:3], dtype=torch.bool, device=self.keys.device)
+            places = self.first + self.keys.shape[2]
+            self._unseen = self.keys.new_zeros(*self.keys.shape[:2], places, dtype=torch.bool)
         self._unseen[row, :, here] = deleted.to(self._unseen.device)
 
     def restore(self, row: int, start: int) -> None:
@@ -259,20 +284,20 @@ class RowLayer(CacheLayerMixin):
 
     def move_row(self, source: int, target: int) -> None:
         """Overwrite row ``target`` with row ``source``."""
-        length = self.lengths[source]
+        held = self.lengths[source] - self.first
         for buffer in (self.keys, self.values):
-            buffer[target, :, :length].copy_(buffer[source, :, :length])
+            buffer[target, :, :held].copy_(buffer[source, :, :held])
         if self._unseen is not None:
             self._unseen[target].copy_(self._unseen[source])
-        self.lengths[target] = length
+        self.lengths[target] = self.lengths[source]
 
     def swap_rows(self, one: int, other: int) -> None:
         """Let two rows change places."""
-        length = max(self.lengths[one], self.lengths[other])
+        held = max(self.lengths[one], self.lengths[other]) - self.first
         for buffer in (self.keys, self.values):
-            aside = buffer[one, :, :length].clone()
-            buffer[one, :, :length].copy_(buffer[other, :, :length])
-            buffer[other, :, :length].copy_(aside)
+            aside = buffer[one, :, :held].clone()
+            buffer[one, :, :held].copy_(buffer[other, :, :held])
+            buffer[other, :, :held].copy_(aside)
         if self._unseen is not None:
             self._unseen[[one, other]] = self._unseen[[other, one]]
         self.lengths[one], self.lengths[other] = self.lengths[other], self.lengths[one]
@@ -308,13 +333,6 @@ class StatefulRowLayer(RowLayer, StateRows):
         (RowLayer if tokens else StateRows).lazy_initialization(self, *tokens, **states)
 
 
-def _row_layer(layer: CacheLayer) -> RowLayer | StateRows | NoLayer:
-    sliding = layer.window is not None
-    if layer.attends:
-        return StatefulRowLayer(layer.states, sliding) if layer.states else RowLayer(sliding)
-    return StateRows(layer.states) if layer.states else NoLayer()
-
-
 class RowCache(Cache):
     """A cache of rows that begin with the same prompt and are decoded together.
 
@@ -323,7 +341,7 @@ class RowCache(Cache):
     """
 
     def __init__(self, config: PreTrainedConfig):
-        super().__init__(layers=[_row_layer(layer) for layer in cache_layers(config)])
+        super().__init__(layers=[self._layer(layer) for layer in cache_layers(config)])
         self.book: list[Row] = []
         self._config = config
         self.attending = {i: layer for i, layer in enumerate(self.layers) if isinstance(layer, RowLayer)}
@@ -331,6 +349,12 @@ class RowCache(Cache):
         if not self.attending:
             raise UsageError("no layer of the model has keys and values")
         self._first = next(iter(self.attending.values()))
+
+    def _layer(self, layer: CacheLayer) -> RowLayer | StateRows | NoLayer:
+        sliding = layer.window is not None
+        if layer.attends:
+            return StatefulRowLayer(layer.states, sliding) if layer.states else RowLayer(sliding)
+        return StateRows(layer.states) if layer.states else NoLayer()
 
     @property
     def rows(self) -> list[Row]:
@@ -382,6 +406,14 @@ class RowCache(Cache):
                 view.copy_(states)
         return copied
 
+    def alone(self, row: int, tokens: int) -> "RowCache":
+        """The first ``tokens`` tokens of a row as a cache of their own, in the same memory; it has no states."""
+        lent = RowCache(self._config)
+        lent.reserve(1, tokens)
+        for index, layer in self.attending.items():
+            layer.lend(row, tokens, lent.attending[index])
+        return lent
+
     def take_states(self, prompt: "RowCache") -> None:
         """Give every row the recurrent states that the only row of ``prompt`` has."""
         for index, layer in self.recurrent.items():
@@ -414,7 +446,7 @@ class RowCache(Cache):
         """The state of every row in use, its open tokens copied; with ``lengths``, as if rows ended there."""
         marks = []
         for number, (row, length) in enumerate(zip(self.rows, lengths or self.lengths, strict=True)):
-            here = slice(row.open_from, length)
+            here = slice(max(row.open_from, self._first.first), length)
             opened = [
                 tuple(side.clone() for side in layer.part(number, here)) for layer in self.attending.values()
             ]
@@ -427,7 +459,7 @@ class RowCache(Cache):
         found = {mark.book.index: mark for mark in marks}
         for number, row in enumerate(self.rows):
             mark = found[row.index]
-            here = slice(mark.book.open_from, mark.length)
+            here = slice(max(mark.book.open_from, self._first.first), mark.length)
             for layer, opened in zip(self.attending.values(), mark.opened, strict=True):
                 layer.lengths[number] = mark.length
                 layer.restore(number, mark.book.open_from)

@@ -7,8 +7,9 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from semkv_bench.engine.backend import Answers, Backend, Session
+from semkv_bench.engine.batching import unpacked_model, unpacked_setting
 from semkv_bench.engine.engine import Engine
-from semkv_bench.engine.options import AUTO, EngineOptions
+from semkv_bench.engine.options import AUTO, PACKED, ROWS, EngineOptions
 from semkv_bench.engine.outcome import Outcome, Request, request_of
 from semkv_bench.errors import UsageError
 from semkv_bench.importance import metric
@@ -33,7 +34,7 @@ class TransformersBackend(EngineOptions, Backend):
     name: ClassVar[str] = "transformers"
     simulates: ClassVar[bool] = True
     # Where rows are and how they are split changes no result by more than rounding.
-    free: ClassVar[tuple[str, ...]] = ("memory_fraction", "max_rows", "prefill_chunk")
+    free: ClassVar[tuple[str, ...]] = ("memory_fraction", "max_rows", "store", "prompts", "prefill_chunk")
 
     def check(self, source: Any, settings: Sequence[Setting], protocol: Protocol) -> None:
         """See ``Backend``: vectors that a quantizer cannot code, layers that cannot be coded or pruned."""
@@ -48,6 +49,8 @@ class TransformersBackend(EngineOptions, Backend):
                 side for setting in settings for side in (setting.keys, setting.values) if side is not None
             ]
             probe_own((side.quantizer for side in sides), head_dim)
+        if self.store == PACKED:
+            self._check_packs(source, settings, protocol)
         if self.prefill_chunk not in (None, AUTO):
             if protocol.one_pass:
                 raise UsageError(
@@ -87,6 +90,23 @@ class TransformersBackend(EngineOptions, Backend):
                 f"{len(shape.quantized_layers)} of {shape.layers}"
             )
 
+    def _check_packs(self, source: Any, settings: Sequence[Setting], protocol: Protocol) -> None:
+        """Refuse what rows cannot hold as codes."""
+        if protocol.one_pass:
+            raise UsageError(
+                f"protocol={protocol.name} codes what each row sees by itself, and no prompt that rows share; use "
+                "engine.store=rows"
+            )
+        if reason := unpacked_model(source.config()):
+            raise UsageError(
+                f"engine.store=packed cannot hold rows of {source.name}: {reason}; use engine.store=rows"
+            )
+        for setting in settings:
+            if reason := unpacked_setting(setting):
+                raise UsageError(
+                    f"engine.store=packed cannot hold {setting.name}: {reason}; leave it out, or use engine.store=rows"
+                )
+
     def open(self, source: Any) -> "TransformersSession":
         """See ``Backend``."""
         return TransformersSession(source.load(), self, requested(source))
@@ -106,6 +126,7 @@ class TransformersSession(Session):
         self._saturated_before = Saturation.count
         self.label, self.revision = loaded.label, loaded.revision
         self.engine = Engine(loaded, options)
+        self.together = options.prompts
 
     def describe(self) -> dict[str, Any]:
         """See ``Session``."""
@@ -117,12 +138,14 @@ class TransformersSession(Session):
         }
 
     def notes(self) -> dict[str, Any]:
-        """See ``Session``: scales, zeros and norms that float16 could not hold, and prompt tokens not fed again."""
-        return {**self._saturated(), **self._prompts_read()}
+        """See ``Session``: metadata that float16 could not hold, prompt tokens not fed again, rows held as codes."""
+        stores = {"stores": sorted(self.engine.stores)} if self.engine.stores - {ROWS} else {}
+        return {**self._saturated(), **self._prompts_read(), **stores}
 
     def _prompts_read(self) -> dict[str, Any]:
         read = self.engine.prompts_read
-        return {"prompt_tokens_fed": read.fed, "prompt_tokens_reused": read.reused} if read.reused else {}
+        reused = {"prompt_tokens_fed": read.fed, "prompt_tokens_reused": read.reused} if read.reused else {}
+        return {**reused, **({"prompts_read_together": read.together} if read.together else {})}
 
     def _saturated(self) -> dict[str, Any]:
         if backend(self.loaded.device) == "triton":
@@ -144,12 +167,18 @@ class TransformersSession(Session):
     ) -> Iterator[Answers]:
         """See ``Session``."""
         rule, own = protocol.rule, protocol.own_history
-        for example, once_more in zip(examples, alone, strict=True):
-            request = request_of(example, self.loaded.eos_ids)
-            if protocol.one_pass:
+        requests = [request_of(example, self.loaded.eos_ids) for example in examples]
+        if protocol.one_pass:
+            for request, once_more in zip(requests, alone, strict=True):
                 yield self._read_through(request, settings, once_more)
-                continue
-            answered = self.engine.answer(request, settings, rule, own)
+            return
+        read = (
+            prefilled
+            for begin in range(0, len(requests), self.together)
+            for prefilled in self.engine.read_together(requests[begin : begin + self.together], settings)
+        )
+        for request, prefilled, once_more in zip(requests, read, alone, strict=True):
+            answered = self.engine.answer(request, settings, rule, own, prefilled)
             single = None
             if once_more:
                 single = self.engine.answer_alone(request, answered, FULL, rule, own)

@@ -46,4 +46,4 @@ def estimates(
         with console.status(f"timing {plan.source.name} on one example"):
             calibrate(plan, weights.parameters)
     rooflines = [estimate_on(plan, weights, name) for name in on]
-    return plan, memory, estimate_time(plan, weights, memory.batch_rows), rooflines
+    return plan, memory, estimate_time(plan, weights, memory.batch_rows, memory.store), rooflines

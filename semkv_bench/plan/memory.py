@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from semkv_bench.engine.batching import row_bytes, row_cost, rows_that_fit
+from semkv_bench.engine.batching import Batches, Sizes, batches, row_bytes, unpacked_model, unpacked_setting
 from semkv_bench.engine.decode import Decoding, row_room
+from semkv_bench.engine.options import PACKED, ROWS
 from semkv_bench.engine.outcome import request_of
 from semkv_bench.engine.rows import allocated
 from semkv_bench.models.architecture import read_whole
@@ -18,7 +19,7 @@ from semkv_bench.models.device_map import spread
 from semkv_bench.plan.plan import Plan
 from semkv_bench.tasks import Example
 
-__all__ = ["Memory", "estimate_memory", "target_device", "weights_of"]
+__all__ = ["Memory", "decoding_of", "estimate_memory", "split", "target_device", "weights_of"]
 
 _GIB = 2**30
 
@@ -28,9 +29,10 @@ class Memory:
     """Bytes that the plan's longest example needs at its peak, and bytes that there are.
 
     weights: of the model; prompt: its cache in full precision, in which what the next prompt about the same document
-    begins with stays as well; rows: the cache rows of one batch with the logits of the forced answer; activations: of
-    the prefill, roughly. batch_rows: settings in one batch, of all ``settings``. advice: what would make it fit, None
-    where it does.
+    begins with stays as well, and those of prompts that are prefilled together; rows: the cache rows of one batch with
+    the logits of the forced answer; activations: of the prefill, roughly. store: how rows hold what is coded, ``rows``
+    or ``packed``. batch_rows: settings in the largest of ``batches``, of all ``settings``. advice: what would make it
+    fit, None where it does.
     """
 
     device: str
@@ -39,7 +41,9 @@ class Memory:
     prompt: int
     rows: int
     activations: int
+    store: str
     batch_rows: int
+    batches: int
     settings: int
     longest: int
     advice: str | None
@@ -57,13 +61,23 @@ class Memory:
 
 @dataclass(frozen=True)
 class Weights:
-    """Parameters of a model and the bytes of one."""
+    """Parameters of a model and the bytes of one.
+
+    tied: are the embeddings the output's weights too? packs: can rows of its cache hold codes?
+    """
 
     parameters: int
     itemsize: int
     hidden: int
     intermediate: int
     vocabulary: int
+    packs: bool = True
+    tied: bool = True
+
+    @property
+    def products(self) -> int:
+        """Weights that every token is multiplied with: all but embeddings that are looked up alone."""
+        return self.parameters - (0 if self.tied else self.vocabulary * self.hidden)
 
 
 def weights_of(plan: Plan) -> Weights:
@@ -80,6 +94,8 @@ def weights_of(plan: Plan) -> Weights:
         hidden=text.hidden_size,
         intermediate=_widest(getattr(text, "intermediate_size", None)) or 4 * text.hidden_size,
         vocabulary=text.vocab_size,
+        packs=unpacked_model(skeleton.config) is None,
+        tied=bool(text.tie_word_embeddings),
     )
 
 
@@ -88,27 +104,41 @@ def _widest(size: int | list[int] | None) -> int | None:
     return max(size) if isinstance(size, list | tuple) else size
 
 
+def decoding_of(plan: Plan) -> Decoding:
+    """How the plan's answers are decoded, as far as it can be told without the model."""
+    return Decoding(plan.protocol.rule, plan.protocol.own_history, plan.engine.teacher_tokens)
+
+
+def split(plan: Plan, weights: Weights, available: int) -> Batches:
+    """How the settings of the plan's longest example are split and stored on a device of ``available`` bytes."""
+    how = decoding_of(plan)
+    turns = [request_of(example).turns for example in plan.examples]
+    longest = max(turns, key=lambda asked: len(asked[0].input_ids) + row_room(asked, how))
+    options = replace(plan.engine, store=ROWS) if plan.protocol.one_pass else plan.engine
+    held = weights.parameters * weights.itemsize
+    sizes = Sizes(plan.shape, weights.vocabulary, weights.itemsize, held, available, weights.packs)
+    return batches(options, plan.settings, sizes, longest, how)
+
+
 def estimate_memory(plan: Plan, weights: Weights) -> Memory:
     """Peak memory of the plan's longest example on the device that the model would be loaded to."""
     name, available = _memory_of(plan.source.device_map)
     prompt, answer = max(((len(e.input_ids), _answers(e)) for e in plan.examples), key=sum)
-    shape, size = plan.shape, weights.itemsize
-    how = Decoding(plan.protocol.rule, plan.protocol.own_history, plan.engine.teacher_tokens)
-    per_row = max(
-        row_cost(shape, request_of(example).turns, how, weights.vocabulary, size) for example in plan.examples
-    )
-    fit = rows_that_fit(plan.engine, per_row, available, weights.parameters * size)
-    rows = min(fit, len(plan.settings))
+    shape, size, how = plan.shape, weights.itemsize, decoding_of(plan)
+    found = split(plan, weights, available)
     per_token = row_bytes(shape, 2, size) - row_bytes(shape, 1, size)
     active = partial(_activations, plan, weights)
+    together = min(plan.engine.prompts, len(plan.examples))
     memory = Memory(
         device=name,
         available=available,
         weights=weights.parameters * size,
-        prompt=row_bytes(shape, prompt, size),
-        rows=rows * per_row,
-        activations=active(prompt),
-        batch_rows=rows,
+        prompt=row_bytes(shape, prompt, size) * together,
+        rows=found.nbytes,
+        activations=active(prompt) * together,
+        store=found.store,
+        batch_rows=max(map(len, found.groups)),
+        batches=len(found.groups),
         settings=len(plan.settings),
         longest=prompt + answer,
         advice=None,
@@ -116,14 +146,19 @@ def estimate_memory(plan: Plan, weights: Weights) -> Memory:
     if memory.fits:
         return memory
     room = _most_room(plan, how)
-    logits = per_row - row_bytes(shape, allocated(prompt + room), size)
+    logits = found.row - row_bytes(shape, allocated(prompt + room), size)
 
     def alone(tokens: int) -> int:
         """Bytes that a prompt of ``tokens`` tokens needs with a single row, the weights left out."""
         row = row_bytes(shape, allocated(tokens + room), size) + logits
         return per_token * tokens + active(tokens) + row
 
-    return replace(memory, advice=_advice(memory, weights, per_row, alone))
+    advice = _advice(memory, weights, found.row, alone)
+    packs = weights.packs and not plan.protocol.one_pass and not any(map(unpacked_setting, plan.settings))
+    packed = split(replace(plan, engine=replace(plan.engine, store=PACKED)), weights, available)
+    if packs and packed.store != found.store and replace(memory, rows=packed.row).fits:
+        advice = f"engine.store=packed would fit, or {advice}"
+    return replace(memory, advice=advice)
 
 
 def _activations(plan: Plan, weights: Weights, tokens: int) -> int:
@@ -152,7 +187,7 @@ def _advice(memory: Memory, weights: Weights, per_row: int, alone: Callable[[int
     rows = int((left - memory.prompt - memory.activations) // per_row)
     if rows >= 1:
         return f"engine.max_rows={rows} would fit: the settings are then decoded in batches of {rows}"
-    tokens = bisect_right(range(memory.longest), left, key=alone) - 1
+    tokens = bisect_right(range(memory.longest), left, key=alone) - 1 if memory.store == ROWS else 0
     if tokens > 1:
         return f"max_prompt_tokens={tokens} with engine.max_rows=1 would fit"
     return f"a device of {memory.needed / _GIB:.0f} GiB would do, or model.device_map=auto over several"

@@ -1,52 +1,31 @@
 """How long a sweep would take on an accelerator that is not at hand: a roofline by stage, and no measurement.
 
-Each stage takes the longer of two times (Williams, Waterman and Patterson, 2009): its arithmetic at a share of the
-device's peak, and its bytes at a share of the memory's bandwidth. Kernel launches, Python and tokenizing are not in it.
+A stage is a sum over what its forward passes do one after the other, and each of these takes the longer of two times
+(Williams, Waterman and Patterson, 2009): its arithmetic at the rate of products, and its bytes at the rate of the
+memory. Three kinds are counted: products with weights; attention over what is stored; and all that goes over
+activations value by value (norms, rotations, gates, sums), which transformers runs operation by operation. Starting
+operations is counted where it was measured. Python around them and tokenizing are not in it.
 """
 
-import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from semkv_bench.checks import choice
-from semkv_bench.engine.batching import row_cost, rows_that_fit
-from semkv_bench.engine.decode import Decoding
-from semkv_bench.engine.outcome import request_of
-from semkv_bench.plan.memory import Weights
+from semkv_bench.engine.batching import Batches, row_bytes
+from semkv_bench.plan.accelerators import ACCELERATORS, Accelerator, this_cpu
+from semkv_bench.plan.memory import Weights, split
 from semkv_bench.plan.plan import Plan
 from semkv_bench.tasks import Example
 
-__all__ = ["ACCELERATORS", "Accelerator", "Roofline", "Stages", "estimate_on", "this_cpu"]
+__all__ = ["Forward", "Roofline", "Stages", "estimate_on"]
 
-# What dense products and reads reach of the peaks in practice; assumptions, as the peaks are the makers' figures.
-_OF_PEAK, _OF_BANDWIDTH = 0.5, 0.7
-
-
-@dataclass(frozen=True)
-class Accelerator:
-    """Peak of dense products in 16 bits and in float32, operations a second; bandwidth, bytes a second; memory, bytes.
-
-    of_peak, of_bandwidth: shares of these that are counted on; 1 where they were measured.
-    """
-
-    name: str
-    peak: float
-    float32_peak: float
-    bandwidth: float
-    memory: float
-    of_peak: float = _OF_PEAK
-    of_bandwidth: float = _OF_BANDWIDTH
-
-
-# Makers' data sheets: dense bfloat16, and float32 without a narrower format (torch's default), one device.
-ACCELERATORS = {
-    "A100": Accelerator("A100", 312e12, 19.5e12, 2.04e12, 80e9),
-    "H100": Accelerator("H100", 989e12, 67e12, 3.35e12, 80e9),
-    "H200": Accelerator("H200", 989e12, 67e12, 4.8e12, 141e9),
-    "MI300X": Accelerator("MI300X", 1307e12, 163e12, 5.3e12, 192e9),
-}
+# Values of a token that operations of a layer read and write besides products, in units of the hidden size and of the
+# width between: two norms (7 each), two sums (3 each), rotation of queries and keys (10), attention's output (2); and
+# the gate (2), its product (3).
+_PER_HIDDEN, _PER_INTERMEDIATE = 32, 5
+# Operations of a layer: 7 products; 6 a norm; 5 to rotate queries, and keys; 4 to store keys and values; attention, the
+# gate and sums; and as many views as all of these, which also have to be started.
+_OPERATIONS = 2 * (7 + 2 * 6 + 2 * 5 + 4 + 5)
+_LOGIT_PASSES = 8  # of logits in float32: converted, normalised, compared
 
 
 @dataclass(frozen=True)
@@ -61,11 +40,15 @@ class Stages:
 
 @dataclass(frozen=True)
 class Roofline:
-    """The estimate for one accelerator: stages of the plan's share of the examples, rows in one batch, does it fit?"""
+    """The estimate for one accelerator: stages of the plan's share of the examples, rows in one batch, does it fit?
+
+    store: how rows hold what is coded, ``rows`` or ``packed``; see ``EngineOptions``.
+    """
 
     accelerator: Accelerator
     stages: Stages
     batch_rows: int
+    store: str
     fits: bool
 
     @property
@@ -75,32 +58,46 @@ class Roofline:
         return fixed + self.stages.decoding[0], fixed + self.stages.decoding[1]
 
 
-def this_cpu() -> Accelerator:
-    """This machine's processor, measured for half a second: float32 products and reads of memory."""
-    square = torch.rand(768, 768)
-    held = torch.rand(2**25)
-    product = _seconds(lambda: square @ square)
-    read = _seconds(lambda: held.sum())
-    peak = 2 * 768**3 / product
-    return Accelerator(
-        "this CPU", peak, peak, held.numel() * held.element_size() / read, float("inf"), 1.0, 1.0
-    )
+@dataclass(frozen=True)
+class Forward:
+    """Seconds of forward passes of a model of ``layers`` layers on an accelerator."""
+
+    at: Accelerator
+    weights: Weights
+    layers: int
+
+    def seconds(
+        self, rows: int, new: float, before: float = 0, read: float = 0, logits: float = 0, calls: int = 1
+    ) -> float:
+        """Of ``new`` tokens in each of ``rows`` rows that hold ``before`` tokens, in ``calls`` batches.
+
+        read: bytes of the rows' caches; logits: tokens whose logits are asked for, of all rows.
+        """
+        at, size, tokens = self.at, self.weights.itemsize, rows * new
+        hidden, vocabulary = self.weights.hidden, self.weights.vocabulary
+        head = hidden * vocabulary
+        body = self.weights.products - head
+        held = calls * size * (body + head * (logits > 0))
+        products = at.product(2 * (body * tokens + head * logits), held, tokens / calls, size)
+        # A pair of tokens meets twice, in keys and in values; new ones meet those before and half of each other.
+        pairs = tokens * (before + new / 2)
+        attention = max(4 * hidden * self.layers * pairs / at.rate(size), at.attended(read))
+        each = _PER_HIDDEN * hidden + _PER_INTERMEDIATE * self.weights.intermediate
+        passed = at.passed(tokens * self.layers * each * size + logits * vocabulary * 4 * _LOGIT_PASSES)
+        return products + attention + passed + calls * self.layers * _OPERATIONS * at.call
 
 
 def estimate_on(plan: Plan, weights: Weights, name: str) -> Roofline:
     """The plan on the accelerator ``name``, or on ``cpu``, which is measured; UsageError for another name."""
     choice("on", name, [*ACCELERATORS, "cpu"])
-    accelerator = this_cpu() if name == "cpu" else ACCELERATORS[name]
-    size = weights.itemsize
-    how = Decoding(plan.protocol.rule, plan.protocol.own_history, plan.engine.teacher_tokens)
-    per_row = max(
-        row_cost(plan.shape, request_of(example).turns, how, weights.vocabulary, size)
-        for example in plan.examples
-    )
-    held = weights.parameters * size
-    finite = int(min(accelerator.memory, 2**60))
-    rows = max(1, min(rows_that_fit(plan.engine, per_row, finite, held), len(plan.settings)))
-    parts = [_stages(plan, weights, accelerator, example, rows) for example in plan.share]
+    held, shape = weights.parameters * weights.itemsize, plan.shape
+    if name == "cpu":
+        accelerator = this_cpu(weights, shape.kv_heads, shape.head_dim, len(plan.settings))
+    else:
+        accelerator = ACCELERATORS[name]
+    found = split(plan, weights, int(min(accelerator.memory, 2**60)))
+    longest = max(len(example.input_ids) for example in plan.examples)
+    parts = [_stages(plan, weights, accelerator, example, found, longest) for example in plan.share]
     return Roofline(
         accelerator,
         Stages(
@@ -109,47 +106,39 @@ def estimate_on(plan: Plan, weights: Weights, name: str) -> Roofline:
             sum(part.forced for part in parts),
             (sum(part.decoding[0] for part in parts), sum(part.decoding[1] for part in parts)),
         ),
-        rows,
-        held + per_row <= accelerator.memory,
+        max(map(len, found.groups)),
+        found.store,
+        held + row_bytes(shape, longest, weights.itemsize) + found.row <= accelerator.memory,
     )
 
 
-def _stages(plan: Plan, weights: Weights, at: Accelerator, example: Example, batch_rows: int) -> Stages:
-    settings, size = len(plan.settings), weights.itemsize
-    batches = -(-settings // batch_rows)
-    parameters, held = weights.parameters, weights.parameters * size
-    turns: Sequence[Example] = [example.at(turn) for turn in range(example.turns)]
-    prompt = len(example.input_ids)
-    cache = plan.shape.values(prompt) * size
-
-    def longer(operations: float, read: float) -> float:
-        peak = at.float32_peak if size >= 4 else at.peak
-        return max(operations / (peak * at.of_peak), read / (at.bandwidth * at.of_bandwidth))
-
-    # The head sees the last token alone; a pair of tokens meets once, in keys and in values.
-    body = parameters - weights.vocabulary * weights.hidden
-    pairs = 2 * plan.shape.layers * weights.hidden * prompt * prompt
-    prefill = longer(2 * body * prompt + pairs, held)
-    # Every row but that of full is read once and written once.
-    coding = longer(0, (settings - 1) * 2 * cache)
-    asked = [len(each.target_ids[: plan.engine.teacher_tokens]) for each in turns]
-    later = sum(len(each.input_ids) for each in example.follow_ups)
-    fed = [tokens for tokens in (*asked, later) if tokens]
+def _stages(
+    plan: Plan, weights: Weights, at: Accelerator, example: Example, found: Batches, longest: int
+) -> Stages:
+    """Of one example; ``found``: of the plan's longest prompt, of ``longest`` tokens."""
+    settings, calls = len(plan.settings), len(found.groups)
+    forward, prompt = Forward(at, weights, plan.shape.layers), len(example.input_ids)
+    # Prompts that are read together share the reading of the weights.
+    together = min(plan.engine.prompts, len(plan.share))
+    prefill = forward.seconds(together, prompt) / together
+    # Every row but that of full is read once and written once; as codes, less is written.
+    cache = plan.shape.values(prompt) * weights.itemsize
+    coding = (settings - 1) * 2 * cache / (at.bandwidth * at.of_bandwidth)
+    # Rows of codes are written out and read by every step, one layer at a time.
+    read = found.read * prompt / longest
+    asked = [
+        len(each.target_ids[: plan.engine.teacher_tokens]) for each in map(example.at, range(example.turns))
+    ]
+    fed = [tokens + len(later) for tokens, later in zip(asked, _later(example), strict=True)]
     forced = sum(
-        longer(2 * parameters * settings * tokens, batches * held + settings * cache) for tokens in fed
+        forward.seconds(settings, new, prompt, read, settings * (answer + 1), calls)
+        for new, answer in zip(fed, asked, strict=True)
     )
-
-    def decoding(steps: int) -> float:
-        return steps * longer(2 * parameters * settings, batches * held + settings * cache)
-
-    limits = sum(each.max_new_tokens for each in turns)
-    return Stages(prefill, coding, forced, (decoding(example.turns), decoding(limits)))
+    step = forward.seconds(settings, 1, prompt, read, settings, calls)
+    limits = sum(example.at(turn).max_new_tokens for turn in range(example.turns))
+    return Stages(prefill, coding, forced, (example.turns * step, limits * step))
 
 
-def _seconds(run, least: float = 0.25) -> float:
-    run()
-    began, count = time.perf_counter(), 0
-    while (taken := time.perf_counter() - began) < least or not count:
-        run()
-        count += 1
-    return taken / count
+def _later(example: Example) -> list[tuple[int, ...]]:
+    """What is fed to every row before an answer, turn by turn: of the first prompt its last token."""
+    return [tuple(example.input_ids[-1:]), *(tuple(turn.input_ids) for turn in example.follow_ups)]

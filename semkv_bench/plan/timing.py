@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from semkv_bench.engine.options import PACKED, ROWS
 from semkv_bench.errors import SemkvError
 from semkv_bench.files import cache_dir, parse_json, write_atomically
 from semkv_bench.models.device import describe
@@ -29,6 +30,7 @@ class Calibration:
 
     prefill: per prompt token; code: per prompt token and row beyond the first, the forced answer included; step: of
     one decoding step with one row; row: what each further row adds to a step. tokens and rows: of the measurement.
+    store: how rows held what is coded, which tells of no other store.
     """
 
     model: str
@@ -42,11 +44,12 @@ class Calibration:
     step: float
     row: float
     measured: str
+    store: str = ROWS
 
     @property
-    def key(self) -> tuple[str, str, str]:
+    def key(self) -> tuple[str, str, str, str]:
         """What a newer measurement replaces."""
-        return (self.model, self.dtype, self.machine)
+        return (self.model, self.dtype, self.machine, self.store)
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,7 @@ def calibrate(plan: Plan, parameters: int) -> Calibration:
         step=step,
         row=max(0.0, (full - wide) / _STEPS - step) / further,
         measured=datetime.now(UTC).date().isoformat(),
+        store=PACKED if PACKED in session.engine.stores else ROWS,
     )
     _store(measured)
     return measured
@@ -114,14 +118,14 @@ def machine(device: torch.device) -> str:
     return found["device"] if device.type == "cuda" else f"{found['cpu']}, {found['threads']} threads"
 
 
-def estimate_time(plan: Plan, weights: Weights, batch_rows: int) -> Duration | None:
+def estimate_time(plan: Plan, weights: Weights, batch_rows: int, store: str = ROWS) -> Duration | None:
     """From the calibration of this machine with this model, or else with the one nearest in size.
 
     None without any, and where the nearest is so much smaller or larger that its times say nothing: the parts of a
     sweep grow with the size of a model each in its own way.
     """
     where = machine(target_device(plan.source.device_map))
-    here = [entry for entry in stored_calibrations() if entry.machine == where]
+    here = [entry for entry in stored_calibrations() if (entry.machine, entry.store) == (where, store)]
     if not here:
         return None
     own = [entry for entry in here if entry.model == plan.source.name]

@@ -19,6 +19,7 @@ from semkv_bench.tasks import Example
 __all__ = ["plan_content", "show_plan"]
 
 _NAME_WIDTH = 16  # of a setting or task, however narrow the terminal
+_AS_CODES = "as packed codes "
 _CALIBRATE = "add --calibrate once: it loads the model, runs one example and keeps how long that took"
 
 
@@ -153,6 +154,7 @@ def plan_content(
                 "least_s": each.seconds[0],
                 "most_s": each.seconds[1],
                 "batch_rows": each.batch_rows,
+                "store": each.store,
                 "fits": each.fits,
             }
             for each in rooflines
@@ -170,7 +172,7 @@ def _roofline_lines(rooflines: Sequence[Roofline]) -> list[str]:
         lines.append(
             f"on {name}: {_span(each.seconds)}; prefill {_short_time(stages.prefill)}, coding "
             f"{_short_time(stages.coding)}, forced pass {_short_time(stages.forced)}, decoding "
-            f"{_span(stages.decoding)}; {each.batch_rows} rows a batch"
+            f"{_span(stages.decoding)}; {each.batch_rows} rows {_AS_CODES * (each.store == 'packed')}a batch"
         )
     if lines:
         lines.append(
@@ -214,14 +216,13 @@ def _answer_tokens(plan: Plan, examples: tuple[Example, ...]) -> int:
 def _memory_line(memory: Memory) -> str:
     parts = (
         f"weights {human_bytes(memory.weights)}, prompt {human_bytes(memory.prompt)}, "
-        f"{memory.batch_rows} cache rows {human_bytes(memory.rows)}, "
+        f"{memory.batch_rows} cache rows {_AS_CODES * (memory.store == 'packed')}{human_bytes(memory.rows)}, "
         f"activations about {human_bytes(memory.activations)}"
     )
     have = f"{human_bytes(memory.available)} on {memory.device}"
     if not memory.fits:
         return f"memory: does not fit {have}: needs {human_bytes(memory.needed)} ({parts}); {memory.advice}"
-    batches = -(-memory.settings // memory.batch_rows)
-    how = "all settings in one batch" if batches == 1 else f"settings in {batches} batches"
+    how = "all settings in one batch" if memory.batches == 1 else f"settings in {memory.batches} batches"
     return f"memory: fits, {human_bytes(memory.needed)} of {have} ({parts}); {how}"
 
 

@@ -28,7 +28,7 @@ from semkv_bench.quantizers.keep import Keep
 from semkv_bench.settings.allocation import SHARED, Allocation
 from semkv_bench.settings.setting import Setting
 
-__all__ = ["PARTS", "PREFILL", "CodingRule", "Ranks", "Window", "coder_seed", "window"]
+__all__ = ["PARTS", "PREFILL", "CodingRule", "Ranks", "Window", "coder_seed", "settled", "window"]
 
 PARTS = ("prompt", "generated", "both")
 
@@ -205,6 +205,14 @@ def window(rule: CodingRule, setting: Setting, side: int, prompt: int) -> Window
         return Window(rule, Keep(), prompt)
     together = coded.allocation.metric is not None or coded.quantizer.granularity.tokens is None
     return Window(rule, coded.quantizer.keep, prompt, together, coded.quantizer.pivot_tokens)
+
+
+def settled(rule: CodingRule, settings: Sequence[Setting], prompt: int) -> int:
+    """The first token that any of ``settings`` may still code once a prompt of ``prompt`` tokens is coded."""
+    if not rule.codes_tail:
+        return prompt
+    windows = (window(rule, setting, side, prompt) for setting in settings for side in range(2))
+    return min(prompt, *(each.coded(prompt).stop for each in windows))
 
 
 def coder_seed(seed: int, layer: int, side: int) -> int:

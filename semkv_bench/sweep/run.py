@@ -84,7 +84,7 @@ def run_sweep(
             folder.write_environment({**session.describe(), "started": started.isoformat(timespec="seconds")})
             began, ran, unread = time.monotonic(), 0, 0
             tracked = in_order(plan.stages, folder, pending)
-            if session.together == 1:
+            if not session.tracks:
                 tracked = track(tracked, len(pending))
             for example, records in _recorded(plan, session, folder, _not_done(tracked, folder)):
                 folder.append(records, _asked(plan, example))

@@ -73,6 +73,21 @@ def test_a_gpu_reads_long_prompts_in_chunks(monkeypatch):
     assert memory._activations(plan, WEIGHTS, 100_000) == 100_000 * 192
 
 
+def test_the_store_is_told_and_is_the_engines(monkeypatch):
+    """A prompt of 2,000 tokens: 132,672 bytes a row, 131,496 packed at four levels."""
+    long = (Example("t", "0", 0, tuple(range(2000)), ("x",), 20),)
+
+    def found(available, **engine):
+        monkeypatch.setattr(memory, "memory_total", lambda device: available)
+        monkeypatch.setattr(PretrainedModel, "config", lambda self: _config("llama"))
+        return estimate_memory(_plan(long, memory_fraction=0.5, **engine), WEIGHTS)
+
+    scarce = found(264_000)
+    assert (scarce.store, scarce.batches, scarce.batch_rows) == ("packed", 3, 1) and scarce.rows == 131_496
+    assert found(264_000, store="rows").store == "rows" and found(10**6).store == "rows"
+    assert found(10**6, store="packed").rows < found(10**6).rows
+
+
 @pytest.mark.parametrize(
     ("available", "advice"),
     [

@@ -98,6 +98,7 @@ class AnswersBackend(Backend):
 class _AnswersSession(Session):
     def __init__(self, label: str, backend: AnswersBackend):
         self.label = label
+        self.tracks = True
         self.together = sys.maxsize  # what is missing is said before the first record
         self._lines = backend.lines
         self._path = backend.path

@@ -67,6 +67,7 @@ class ServedSession(Session):
         self.options = options
         self.shape = shape
         self.together = options.together
+        self.tracks = self.together > 1
         self.logs = Path(tempfile.mkdtemp(prefix="semkv-served-"))
         self.said: dict[str, dict[str, Any]] = {}
 
