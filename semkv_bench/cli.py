@@ -1,4 +1,4 @@
-"""The command line: ``semkv-bench COMMAND key=value ...``; it parses, and what a command does is in commands.py."""
+"""The command line: ``semkv-bench COMMAND key=value ...``; it parses, and what a command does is in commands/."""
 
 import argparse
 import os
