@@ -17,7 +17,7 @@ from hydra.errors import (
     OverrideParseException,
 )
 from hydra.utils import instantiate
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import (
     ConfigAttributeError,
     ConfigKeyError,
@@ -231,6 +231,7 @@ def check_config(name: str, composed: DictConfig) -> DictConfig:
                 raise UsageError("fresh=true would give every shard a folder; name a new one by out=DIR")
         check_methods(name, typed)
         _check_prompts(typed)
+        _one_length(typed)
         if typed.get("fresh") and typed.out is not None and name != "regress":
             raise UsageError(
                 "fresh=true names a new folder by itself; leave one of fresh=true and out=... out"
@@ -247,6 +248,13 @@ def _check_prompts(config: DictConfig) -> None:
         raise UsageError(
             f"prompts={wording} has no effect on this task, which writes its prompts itself; leave it out"
         )
+
+
+def _one_length(config: DictConfig) -> None:
+    """A list of one length is that length: the same prompts, and so the same protocol."""
+    length = (config.get("task") or {}).get("length")
+    if isinstance(length, ListConfig) and len(length) == 1:
+        config.task.length = length[0]
 
 
 def check_sweeps(name: str, overrides: Sequence[str]) -> list[DictConfig]:

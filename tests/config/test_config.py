@@ -226,3 +226,8 @@ def test_a_wrong_file_of_ones_own_is_one_clear_line(content, told, tmp_path, cap
     assert main(["storage", "--conf", str(tmp_path), "quantizer=bad"]) == 2
     err = capsys.readouterr().err.strip()
     assert told in err and len(err.splitlines()) == 1
+
+
+def test_a_list_of_one_length_is_that_length():
+    one, listed = (compose_config("sweep", [f"task.length={length}"]) for length in ("150", "[150]"))
+    assert one == listed and one.task.length == 150
