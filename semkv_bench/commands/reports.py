@@ -10,6 +10,7 @@ from semkv_bench.commands.given import Given, listed
 from semkv_bench.console import ERR, OUT, print_plain
 from semkv_bench.errors import MissingError, UsageError
 
+_BESIDE_IMPORT = ("stats", "out", "export", "log")
 _SHOW = {"run": "", "setting": "", "only": "all"}
 
 
@@ -40,11 +41,12 @@ def _import_report(given: Given) -> None:
     from semkv_bench.importers import import_logs, split_arguments
     from semkv_bench.report.command import make_import_report
 
-    kind, settings, options, rest = split_arguments(given.arguments, ("stats", "out"))
+    kind, settings, options, rest = split_arguments(given.arguments, _BESIDE_IMPORT)
+    config = replace(given, arguments=tuple(rest)).config
     frame, notes = import_logs(kind, settings, options)
     for note in notes:
         ERR.print(note, markup=False, highlight=False, soft_wrap=True, style="yellow")
-    make_import_report(frame, kind, replace(given, arguments=tuple(rest)).config, OUT)
+    make_import_report(frame, kind, config, OUT)
 
 
 def compare(given: Given) -> None:

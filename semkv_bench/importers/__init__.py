@@ -31,6 +31,7 @@ FORMATS = {
 }
 AUTO = "auto"
 _OPTIONS = ("metric", "filter", "task")
+_OTHER_SOURCES = ("run", "runs", "records", "model", "records_model")
 
 
 def split_arguments(
@@ -40,7 +41,8 @@ def split_arguments(
 
     known: keys that are the command's own, which stay. Returns format, settings, options and what stays.
 
-    Raises UsageError for a setting without a path, bits that are no number, a name given twice.
+    Raises UsageError for a setting without a path, bits that are no number, a name given twice, another source of
+    records.
     """
     kind, settings, options, rest = "", [], {}, []
     for argument in arguments:
@@ -49,8 +51,10 @@ def split_arguments(
             kind = value
         elif key in _OPTIONS:
             options[key] = value
-        elif key.partition(".")[0] in known:
+        elif key.lstrip("+").partition(".")[0] in known:
             rest.append(argument)
+        elif key in _OTHER_SOURCES:
+            raise UsageError(f"{argument}: import=... says where the records are; leave {key} out")
         else:
             settings.append(_setting(key, value))
     names = [setting.name for setting in settings]

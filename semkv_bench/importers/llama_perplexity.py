@@ -1,5 +1,6 @@
 """What ``llama-perplexity --kl-divergence`` prints: running means of KL and of the share of equal top tokens."""
 
+import math
 import re
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def read(path: Path, options: Options) -> Imported:
         raise UsageError(
             f"{path} holds no line of llama-perplexity --kl-divergence (chunk, PPL, KL, same top)"
         )
-    rows, before = [], (0, 0.0, 0.0)
+    rows, bases, before = [], [], (0, 0.0, 0.0)
     for match in matches:
         chunk, divergence, same = int(match[1]), float(match[4]), float(match[6]) / 100
         if chunk != before[0] + 1:
@@ -57,13 +58,22 @@ def read(path: Path, options: Options) -> Imported:
         rows.append(
             Row(_TASK, f"chunk-{chunk:05d}", _clip(share), kl=max(0.0, kl), top1_agreement=_clip(share))
         )
+        bases.append(_base(float(match[2]), float(match[3])))
         before = (chunk, divergence, same)
-    reference = [Row(row.task, row.example_id, 1.0, kl=0.0, top1_agreement=1.0) for row in rows]
+    reference = [
+        Row(row.task, row.example_id, 1.0, kl=0.0, top1_agreement=1.0, nll=base)
+        for row, base in zip(rows, bases, strict=True)
+    ]
     return Imported(
         rows,
         notes=["the score is the share of tokens whose likeliest next token is the base's"],
         reference_rows=reference,
     )
+
+
+def _base(perplexity: float, ratio: float) -> float | None:
+    """The base's mean negative log likelihood up to a chunk: that of the file less its logarithm of the ratio."""
+    return math.log(perplexity) - ratio if 0 < perplexity < math.inf and math.isfinite(ratio) else None
 
 
 def _clip(share: float) -> float:

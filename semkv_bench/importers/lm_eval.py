@@ -94,14 +94,15 @@ def _rows(task: str, file: Path, options: Options, better: Mapping[str, Any]) ->
         where = f"{file.name}, doc_id {example}: {metric}"
         if isinstance(line.get(metric), list | tuple | dict):
             raise UsageError(f"{where} is a sum to be averaged over a corpus and no score of an example")
-        answers = line.get("filtered_resps") or [None]
+        answers = line.get("filtered_resps")
+        answer = answers[0] if isinstance(answers, list) and answers else None
         rows.append(
             Row(
                 task,
                 example,
                 number_of(line.get(metric), where),
                 fingerprint=line.get("prompt_hash") or line.get("doc_hash"),
-                prediction=answers[0] if isinstance(answers[0], str) else None,
+                prediction=answer if isinstance(answer, str) else None,
             )
         )
     return rows

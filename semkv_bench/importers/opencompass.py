@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from semkv_bench.errors import MissingError, UsageError
-from semkv_bench.importers.rows import Imported, Options, Row, fingerprint, folder, read_json
+from semkv_bench.importers.rows import Imported, Options, Row, fingerprint, folder, number_of, read_json
 
 __all__ = ["looks_like", "read"]
 
@@ -45,7 +45,12 @@ def _rows(file: Path, prompts: dict[str, str]) -> list[Row]:
     elif isinstance(details, dict):
         listed = {name: detail for name, detail in details.items() if isinstance(detail, dict)}
     return [
-        Row(file.stem, number, float(bool(detail["correct"])), fingerprint=prompts.get(number))
+        Row(
+            file.stem,
+            number,
+            number_of(detail["correct"], f"{file.name}, example {number}: correct"),
+            fingerprint=prompts.get(number),
+        )
         for number, detail in listed.items()
         if isinstance(detail, dict) and "correct" in detail
     ]

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +32,21 @@ __all__ = [
 
 _SHOWN = 3
 
+# Likelihoods of a reference are taken from printed ones, of four decimals and more.
+_ROUNDED = 5e-4
+
+# What a log of another layout ends in, wherever a reader takes something for granted.
+_OTHER_LAYOUT = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    zlib.error,
+)
+
 
 @dataclass(frozen=True)
 class Options:
@@ -57,6 +73,7 @@ class Row:
     prediction: str | None = None
     kl: float | None = None
     top1_agreement: float | None = None
+    nll: float | None = None
 
 
 @dataclass(frozen=True)
@@ -64,7 +81,8 @@ class Imported:
     """The rows of one log.
 
     bits: what the log itself says of the cache, bits a value; model: as the log names it; notes: sentences that the
-    user should read; reference_rows: the rows of ``full`` where the log holds a comparison and not scores.
+    user should read; reference_rows: the rows of ``full`` where the log holds a comparison and not scores, with the
+    reference's likelihoods, by which logs that were compared with another are told.
     """
 
     rows: Sequence[Row]
@@ -92,14 +110,16 @@ def table(
     """Records of all settings, checked as records of a file are, and what there is to say of them.
 
     Raises:
-        UsageError: no bits for a setting, no reference, the same example with another prompt, two models.
+        UsageError: no bits for a setting, no reference, the same example with another prompt, two models, a log of
+            another layout.
         MissingError: a path that is not there.
     """
-    logs = {setting.name: read(_there(setting), options) for setting in settings}
+    logs = {setting.name: _read(setting, read, options, source) for setting in settings}
     notes = [f"{name}: {note}" for name, log in logs.items() for note in log.notes]
     references = {name: log.reference_rows for name, log in logs.items() if log.reference_rows}
     if REFERENCE not in logs and not references:
         raise UsageError(f"the reference is missing: name its log by {REFERENCE}=PATH")
+    _check_references(references)
     if REFERENCE not in logs:
         first = next(iter(references.values()))
         logs = {REFERENCE: Imported(first), **logs}
@@ -139,6 +159,17 @@ def _there(setting: Setting) -> Path:
     return setting.path
 
 
+def _read(setting: Setting, read: Importer, options: Options, source: str) -> Imported:
+    path = _there(setting)
+    try:
+        return read(path, options)
+    except _OTHER_LAYOUT as error:
+        what = " ".join(str(error).split()) or type(error).__name__
+        raise UsageError(
+            f"{setting.name}={path} is not laid out as {source} reads it ({what}); give the scores by records=FILE"
+        ) from error
+
+
 def _bits(name: str, given: float | None, log: Imported) -> float:
     if name == REFERENCE:
         return 16.0
@@ -168,6 +199,21 @@ def _check_prompts(logs: Mapping[str, Imported]) -> None:
                 raise UsageError(
                     f"task {row.task}, example {row.example_id} had another prompt under {name} than under {first}: "
                     "scores of different prompts cannot be paired (another chat template, shots or data?)"
+                )
+
+
+def _check_references(references: Mapping[str, Sequence[Row]]) -> None:
+    """Logs that hold a comparison must be compared with one reference, as likely on the same text."""
+    seen: dict[str, tuple[str, float]] = {}
+    for name, rows in references.items():
+        for row in rows:
+            if row.nll is None:
+                continue
+            first, nll = seen.setdefault(row.example_id, (name, row.nll))
+            if not math.isclose(nll, row.nll, rel_tol=_ROUNDED, abs_tol=_ROUNDED):
+                raise UsageError(
+                    f"{name} was compared with another base than {first}: at {row.example_id} its mean negative log "
+                    f"likelihood is {row.nll:.4f}, and that of {first} is {nll:.4f} (another model or text?)"
                 )
 
 

@@ -1,6 +1,6 @@
 """From a run folder or a file of foreign scores to the written report."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -80,9 +80,16 @@ def reported(config: DictConfig, changed: Collection[str], console: Console) -> 
         raise UsageError(
             "model=NAME chooses a model of records=FILE; a run folder holds one model, leave it out"
         )
+    return _reported(
+        config, lambda: _foreign(config) if config.records is not None else _own(config, changed), console
+    )
+
+
+def _reported(config: DictConfig, read: Callable[[], _Source], console: Console) -> tuple[Report, Path]:
+    """The report of what ``read`` finds, and what else ``config`` asks for, which is checked first."""
     formats = formats_of(plain_node(config.export))
     logger = None if config.log is None else build(config.log, "log")
-    source = _foreign(config) if config.records is not None else _own(config, changed)
+    source = read()
     result = _write_and_show(source, console)
     for path in write_all(source.out, exported(source.frame, formats)).values():
         console.print(f"records: {path}", highlight=False, markup=False, soft_wrap=True)
@@ -97,8 +104,7 @@ def make_import_report(frame: pd.DataFrame, kind: str, config: DictConfig, conso
     out = Path(f"{kind}-report") if config.out is None else Path(config.out).expanduser()
     check_out(out)
     source = _Source(frame, stats_options(config), False, {}, {"source": f"logs of {kind}"}, out)
-    _write_and_show(source, console)
-    return out
+    return _reported(config, lambda: source, console)[1]
 
 
 def run_report(path: Path, console: Console) -> tuple[Report, Path]:

@@ -67,8 +67,8 @@ def score_answers(answers: Path, prompts: Path | None, overrides: Sequence[str])
     read_text(answers)
     made = _beside(prompts) if prompts is not None else _only_export(answers.resolve().parent)
     try:
-        exported = yaml.safe_load(made.read_text())["overrides"]
-    except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
+        exported = [str(one) for one in yaml.safe_load(made.read_text())["overrides"]]
+    except (OSError, ValueError, yaml.YAMLError, KeyError, TypeError) as error:
         raise MissingError(
             f"{made} does not tell how the prompts were made; keep it beside the file that semkv-bench export wrote"
         ) from error

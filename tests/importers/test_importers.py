@@ -7,6 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from semkv_bench.cli import main
 from semkv_bench.errors import MissingError, UsageError
 from semkv_bench.importers import FORMATS, Options, Setting, import_logs, split_arguments
 from semkv_bench.importers.kvpress import ruler_score
@@ -234,6 +235,78 @@ def test_opencompass_split_prompts_and_lists_of_details(tmp_path):
     assert list(frame[frame.setting == "q"].score) == [1, 0, 0] and frame.prompt_hash.nunique() == 3
 
 
+@pytest.mark.parametrize(
+    ("kind", "files"),
+    [
+        ("inspect", {"a.json": {"status": "success", "eval": {"task": "t"}, "samples": ["no mapping"]}}),
+        ("inspect", {"a.json": {"status": "success", "eval": ["no mapping"], "samples": []}}),
+        (
+            "inspect",
+            {
+                "a.json": {
+                    "status": "success",
+                    "eval": {},
+                    "samples": [{"id": 1, "epoch": "two", "scores": {"s": {"value": 1}}}],
+                }
+            },
+        ),
+        (
+            "opencompass",
+            {"results/m/toy.json": {"details": {"0": {"correct": True}}}, "predictions/m/toy.json": []},
+        ),
+        (
+            "opencompass",
+            {"results/m/toy.json": {"details": {"0": {"correct": [True, False]}}}, "predictions/m/x": 0},
+        ),
+        (
+            "opencompass",
+            {"results/m/toy.json": {"details": {"0": {"correct": "False"}}}, "predictions/m/x": 0},
+        ),
+        (
+            "opencompass",
+            {
+                "results/m/toy.json": {"details": {"0": {"correct": True}}},
+                "predictions/m/toy.json": {"first": {"origin_prompt": "p"}},
+            },
+        ),
+        (
+            "lm-eval",
+            {
+                "samples_toy_2026-01-02T03-04-05.6.jsonl": _lm_line(0, 1),
+                "results_2026-01-02T03-04-05.6.json": {"higher_is_better": ["no mapping"]},
+            },
+        ),
+        ("longbench", {"trec.jsonl": {"pred": "a", "answers": ["a"], "all_classes": None}}),
+    ],
+)
+def test_logs_of_another_layout_are_one_line(tmp_path, kind, files):
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(json.dumps(content))
+    path = tmp_path / "a.json" if kind == "inspect" else tmp_path
+    with pytest.raises(UsageError) as caught:
+        _records(kind, {"full": (path, None), "q": (path, 4)})
+    assert "\n" not in str(caught.value) and ("toy" in str(caught.value) or str(path) in str(caught.value))
+
+
+def test_a_damaged_archive_is_one_line(tmp_path):
+    path = _inspect(tmp_path / "a.eval", ["C"] * 200)
+    content = bytearray(path.read_bytes())
+    content[60:90] = bytes(30)
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=r"a\.eval"):
+        _records("inspect", {"full": (path, None)})
+
+
+def test_scores_of_opencompass_between_right_and_wrong_stay(tmp_path):
+    for part in ("results", "predictions"):
+        (tmp_path / part / "m").mkdir(parents=True)
+    details = {"0": {"correct": 0.25}, "1": {"correct": 1}, "2": {"correct": False}}
+    (tmp_path / "results" / "m" / "toy.json").write_text(json.dumps({"details": details}))
+    frame, _ = _records("opencompass", {"full": (tmp_path, None), "q": (tmp_path, 4)})
+    assert list(frame[frame.setting == "q"].score) == [0.25, 1, 0]
+
+
 def _line(chunk: int, kl: float, same: float) -> str:
     sigma = "±    0.01000"
     return (
@@ -264,6 +337,19 @@ def test_llama_perplexity_chunks_are_taken_back_from_running_means(tmp_path):
     (tmp_path / "cut.txt").write_text(PERPLEXITY.replace("   2      11", "   4      11"))
     with pytest.raises(UsageError, match="chunk 4 follows chunk 1"):
         _records("llama-perplexity", {"q4_0": (tmp_path / "cut.txt", 4.5)})
+
+
+def test_llama_perplexity_logs_of_two_bases_are_refused(tmp_path):
+    (tmp_path / "q8.txt").write_text(PERPLEXITY)
+    # A worse cache of the same base: both move by as much.
+    (tmp_path / "q4.txt").write_text(
+        PERPLEXITY.replace(" 11.0000", " 12.1569").replace(" 0.05000", " 0.15000")
+    )
+    settings = {"q8": (tmp_path / "q8.txt", 8.5), "q4": (tmp_path / "q4.txt", 4.5)}
+    assert len(_records("llama-perplexity", settings)[0]) == 9
+    (tmp_path / "q4.txt").write_text(PERPLEXITY.replace(" 11.0000", " 12.1569"))
+    with pytest.raises(UsageError, match="q4 was compared with another base than q8: at chunk-00001"):
+        _records("llama-perplexity", settings)
 
 
 def test_auto_knows_every_format_from_the_others(tmp_path):
@@ -301,6 +387,10 @@ def test_arguments_of_the_command():
     ):
         with pytest.raises(UsageError, match=words):
             split_arguments(["import=auto", "full=a", argument], known)
+    arguments = ["import=lm-eval", "full=a", "export=[csv]", "+log=mlflow", "log.mode=online"]
+    assert split_arguments(arguments, ("stats", "out", "export", "log"))[3] == arguments[2:]
+    with pytest.raises(UsageError, match="leave records out"):
+        split_arguments(["import=lm-eval", "full=a", "records=b"], known)
     with pytest.raises(UsageError, match="import=helm is not known"):
         split_arguments(["import=helm", "full=a"], known)
 
@@ -311,3 +401,11 @@ def test_bits_must_be_given_where_the_log_tells_none(tmp_path):
         _records("lm-eval", {"full": (path, None), "fp8": (path, None)})
     with pytest.raises(UsageError, match="the reference is missing"):
         _records("lm-eval", {"fp8": (path, 8)})
+
+
+def test_the_command_exports_what_it_imported(tmp_path, without_figures):
+    full, small = (_lm_eval(tmp_path / name, [1, 0] * 6) for name in "ab")
+    given = ["cliff-report", "import=lm-eval", f"full={full}", f"fp8:8={small}", f"out={tmp_path / 'out'}"]
+    assert main([*given, "stats.resamples=100", "export=[csv]"]) == 0
+    assert len(pd.read_csv(tmp_path / "out" / "records.csv")) == 24
+    assert main([*given, "export=[xls]"]) == 2
