@@ -1,5 +1,6 @@
 """The search as a command: sensitivity, choice, fresh examples, outcome."""
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from semkv_bench.checks import number, whole
+from semkv_bench.config.compose import build
 from semkv_bench.errors import SemkvError, UsageError
 from semkv_bench.files import check_writable
 from semkv_bench.plan.plan import Plan, make_plan
@@ -21,6 +23,7 @@ from semkv_bench.report.files import write_all
 from semkv_bench.search.layers import PAIRS, Cache, LevelsBySide, Part
 from semkv_bench.search.nodes import layered, yaml_text
 from semkv_bench.search.outcome import Candidate, outcome
+from semkv_bench.settings import GridOnly, ReadAll
 from semkv_bench.settings.one_at_a_time import OneAtATime, alone
 from semkv_bench.sweep.command import run_plan
 
@@ -97,7 +100,8 @@ def run_search(config: DictConfig, console: Console) -> Path:
     for line in found.words():
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     console.print(
-        f"written: {out / 'quantizer' / name}.yaml; next: semkv-bench sweep --conf {out} quantizer={name}",
+        f"written: {out / 'quantizer' / name}.yaml; next: semkv-bench sweep --conf {shlex.quote(str(out))} "
+        f"quantizer={name}",
         markup=False,
         highlight=False,
         soft_wrap=True,
@@ -117,6 +121,11 @@ def _check(config: DictConfig) -> None:
         )
     if config.fresh:
         raise UsageError("fresh=true names new folders; search goes on in its own: give another by out=DIR")
+    for name, plain in (("allocation", GridOnly), ("read", ReadAll)):
+        if not isinstance(build(config[name], name), plain):
+            raise UsageError(
+                f"search compares levels that all tokens of a layer have, and reads all of them: leave {name}=... out"
+            )
     for name in ("looks", "race"):
         if config.stats[name]:
             raise UsageError(f"stats.{name} plans a sweep; search confirms at one size: leave it out")

@@ -189,6 +189,15 @@ class Chunks(Budget):
                 f"allocation.budget={self.label} deletes whole chunks of {self.length} tokens, and {tokens} hold "
                 "fewer than two: use chunk-N with a smaller N or longer prompts"
             )
+        if count < tokens and self._wanted(tokens, count) >= math.ceil(tokens / self.length):
+            raise UsageError(
+                f"allocation.budget={self.label} deletes no whole chunk of {self.length} tokens where {count} of "
+                f"{tokens} are to stay: use chunk-N with a smaller N, smaller keep or longer prompts"
+            )
+
+    def _wanted(self, tokens: int, count: int) -> int:
+        """Chunks that stay of ``tokens`` tokens, ``count`` of which are to."""
+        return max(1, round(math.ceil(tokens / self.length) * count / tokens))
 
     def kept(self, scores: Tensor, count: int, evidence: Sequence[Tensor] = ()) -> Tensor:
         """See ``Budget``."""
@@ -197,7 +206,7 @@ class Chunks(Budget):
         chunks = int(chunk[-1]) + 1
         sums = scores.new_zeros(len(scores), chunks).index_add_(1, chunk, scores.sum(1))
         means = sums / chunk.bincount(minlength=chunks)
-        wanted = max(1, round(chunks * count / tokens), int(means[0].isposinf().sum()))
+        wanted = max(self._wanted(tokens, count), int(means[0].isposinf().sum()))
         return _top(means, wanted)[:, chunk].unsqueeze(1).expand_as(scores)
 
 

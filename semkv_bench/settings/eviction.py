@@ -162,9 +162,12 @@ class Evict:
                 f"{name}: {count} of {tokens} tokens are to stay, but {self.score} always keeps {always}: choose a "
                 f"smaller window or stretch ({self.score.partition('-')[0]}-N), larger keep or longer prompts"
             )
-        if self.tokens is not None and count >= tokens:
+        # All of them kept by name, ``keep=1``, is what was asked for.
+        if asks and self.keep != 1 and count >= tokens:
+            asked = "tokens" if self.keep is None else "keep"
             raise UsageError(
-                f"{name} deletes nothing of a prompt of {tokens} tokens: lower allocation.tokens or give longer prompts"
+                f"{name} deletes nothing of a prompt of {tokens} tokens: lower allocation.{asked} or give longer "
+                "prompts"
             )
         budget(self.budget).check(tokens, count, always)
 

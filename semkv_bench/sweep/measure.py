@@ -11,6 +11,7 @@ import pandas as pd
 import torch
 from omegaconf import DictConfig, OmegaConf
 from transformers.cache_utils import Cache, DynamicCache
+from yaml import YAMLError
 
 from semkv_bench.checks import whole
 from semkv_bench.config.compose import check_config, compose_config
@@ -125,10 +126,15 @@ def _operating_point(path: Path) -> str:
 
 def _plan_of(path: Path) -> Plan:
     """The plan that a run folder was made by; UsageError if its configuration gives another one by now."""
+    file = path / "config.yaml"
+    if not file.exists():
+        raise MissingError(f"{path} has no config.yaml, which says what its examples are")
     try:
-        written = OmegaConf.load(path / "config.yaml")
-    except OSError as error:
-        raise MissingError(f"{path} has no config.yaml, which says what its examples are") from error
+        written = OmegaConf.load(file)
+    except (OSError, ValueError, YAMLError) as error:
+        raise UsageError(f"{file} is damaged: {str(error).splitlines()[0]}") from error
+    if not isinstance(written, DictConfig):
+        raise UsageError(f"{file} is damaged: it holds no keys")
     known = compose_config("sweep")
     kept = OmegaConf.masked_copy(written, [key for key in written if key in known])
     plan = make_plan(check_config("sweep", OmegaConf.merge(kept, {"fresh": False, "shard": None})))

@@ -276,7 +276,6 @@ def test_opencompass_split_prompts_and_lists_of_details(tmp_path):
                 "results_2026-01-02T03-04-05.6.json": {"higher_is_better": ["no mapping"]},
             },
         ),
-        ("longbench", {"trec.jsonl": {"pred": "a", "answers": ["a"], "all_classes": None}}),
     ],
 )
 def test_logs_of_another_layout_are_one_line(tmp_path, kind, files):

@@ -135,6 +135,9 @@ def _keyword(model):
         (["target_bits=4", "stats.looks=[2,3]"], 2, "leave it out"),
         (["target_bits=4", "stats.race=true"], 2, "stats.race plans a sweep"),
         (["target_bits=4", "fresh=true"], 2, "fresh=true"),
+        (["target_bits=4", "allocation=two_level"], 2, "leave allocation=... out"),
+        (["target_bits=4", "allocation=evict", "allocation.levels=4"], 2, "leave allocation=... out"),
+        (["target_bits=4", "read=blocks"], 2, "leave read=... out"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(given, code, told, command, tmp_path, capsys):

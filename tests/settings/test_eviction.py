@@ -209,7 +209,9 @@ def test_a_quantizer_that_leaves_tokens_in_16_bits_is_refused(keep):
         (Evict("snapkv", keep=0.25), 200, "50 of 200 tokens are to stay, but snapkv always keeps 64"),
         (Evict("lagkv", keep=0.9), 200, "needs prompts of at least 260"),
         (Evict("key_norm", tokens=200), 200, "deletes nothing of a prompt of 200 tokens"),
+        (Evict("key_norm", keep=0.99), 40, "deletes nothing of a prompt of 40 tokens: lower allocation.keep"),
         (Evict("key_norm", "chunk-30", keep=0.5), 59, "hold fewer than two"),
+        (Evict("key_norm", "chunk", keep=0.9), 50, "deletes no whole chunk of 20 tokens where 45 of 50"),
         (Evict("streaming", tokens=3), 100, "always keeps 4"),
     ],
 )

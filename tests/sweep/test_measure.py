@@ -7,6 +7,8 @@ import pytest
 from thinned import thinned
 
 from semkv_bench.cli import main
+from semkv_bench.errors import UsageError
+from semkv_bench.sweep.measure import _plan_of
 
 pytestmark = pytest.mark.usefixtures("without_figures")
 
@@ -131,3 +133,10 @@ def test_a_measurement_of_another_run_or_a_damaged_one_is_left_out(wrong, finish
     assert main(["cliff-report", str(run)]) == 0
     assert "packed cache" not in capsys.readouterr().out.partition("next:")[2]
     assert json.loads((run / "report.json").read_text())["measured"] is None
+
+
+@pytest.mark.parametrize("content", [b"a: [", b"- a\n- b\n", b"word", b"\xff\xfe\x00"])
+def test_a_damaged_configuration_is_one_line(tmp_path, content):
+    (tmp_path / "config.yaml").write_bytes(content)
+    with pytest.raises(UsageError, match=r"config\.yaml is damaged"):
+        _plan_of(tmp_path)
