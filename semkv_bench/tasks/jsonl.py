@@ -115,7 +115,7 @@ class Jsonl(Task):
                     if key not in encoded:
                         encoded[key] = self._encode(tokenizer, item, max_prompt_tokens, max_new_tokens)
                     made += [replace(example, seed=seed) for example in encoded[key]]
-        check_changed(made, kinds_of(self.perturb))
+        check_changed(made, kinds_of(self.perturb), max_prompt_tokens)
         return made
 
     def score(self, example: Example, prediction: str) -> float:

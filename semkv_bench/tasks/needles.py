@@ -26,9 +26,8 @@ MAX_KEYS = min(len(_COLOURS), len(_OBJECTS))
 
 @dataclass(frozen=True)
 class Length:
-    """A length of prompts: tokens asked for, the limit that holds, and what names it where there are several."""
+    """A length of prompts: the tokens that they have at most, and what names it where there are several."""
 
-    length: int
     limit: int
     mark: str
 
@@ -45,8 +44,7 @@ def lengths_of(lengths: Sequence[int], max_prompt_tokens: int | None) -> list[Le
         )
     several = len(lengths) > 1
     return [
-        Length(length, limit, f"-n{length}" if several else "")
-        for length, limit in zip(lengths, limits, strict=True)
+        Length(limit, f"-n{length}" if several else "") for length, limit in zip(lengths, limits, strict=True)
     ]
 
 

@@ -121,9 +121,15 @@ def with_variants(
     return found
 
 
-def check_changed(examples: Sequence[Example], kinds: Sequence[str]) -> None:
-    """Raise UsageError for a kind that changes none of the prompts."""
+def check_changed(examples: Sequence[Example], kinds: Sequence[str], most: int | None = None) -> None:
+    """Raise UsageError for a kind that changes none of the prompts, or makes one of more than ``most`` tokens."""
     for kind in kinds:
+        longest = max((len(e.input_ids) for e in examples if e.perturb == kind), default=0)
+        if most is not None and longest > most:
+            raise UsageError(
+                f"task.perturb={kind} makes a prompt of {longest} tokens, more than max_prompt_tokens={most}: what is "
+                "mistyped takes more of them; lower task.length, or raise max_prompt_tokens"
+            )
         if not any(example.perturb == kind for example in examples):
             raise UsageError(
                 f"task.perturb={kind} changes none of the prompts: they hold no words or marks that it could"

@@ -156,7 +156,7 @@ class Ruler(Task):
                 tokenizer, name, seed, index, at, max_new_tokens, pools.get(name, ())
             )
         ]
-        check_changed(made, kinds_of(self.perturb))
+        check_changed(made, kinds_of(self.perturb), max_prompt_tokens)
         return made
 
     def _examples(
@@ -192,7 +192,7 @@ class Ruler(Task):
             depths=made.depths,
             cluster=text_hash(made.document or text),
             question=made.question,
-            length=at.length if at.mark else None,
+            length=at.limit if at.mark else None,
         )
         return with_variants(tokenizer, example, whole(text), kinds_of(self.perturb), encode, made.wanted)
 

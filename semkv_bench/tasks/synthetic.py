@@ -196,7 +196,7 @@ class Synthetic(Task):
             for seed in seeds
         ]
         made = [example for of_seed in drawn for variants in of_seed[:wanted] for example in variants]
-        check_changed(made, kinds_of(self.perturb))
+        check_changed(made, kinds_of(self.perturb), max_prompt_tokens)
         return made
 
     def _of_haystack(
@@ -235,7 +235,7 @@ class Synthetic(Task):
                 depths=tuple(depths[i] for i in puzzle.asked),
                 cluster=text_hash(haystack),
                 question=puzzle.question,
-                length=at.length if at.mark else None,
+                length=at.limit if at.mark else None,
             )
             again, kinds = partial(encode, puzzle=puzzle), kinds_of(self.perturb)
             examples.append(with_variants(tokenizer, example, asked, kinds, again, puzzle.wanted))

@@ -2,12 +2,13 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
 from semkv_bench.errors import UsageError
-from semkv_bench.tasks import Jsonl, Ruler, Synthetic
-from semkv_bench.tasks.perturb import KINDS, perturbed
+from semkv_bench.tasks import Example, Jsonl, Ruler, Synthetic
+from semkv_bench.tasks.perturb import KINDS, check_changed, perturbed
 
 TEXT = (
     "The grass is green, the sky is blue. The sun is yellow; here we go! There and back again, with everyone.\n\n"
@@ -114,3 +115,13 @@ def test_what_cannot_be_changed_is_said(tmp_path, chatml):
     path.write_text(json.dumps({"prompt": "12 + 30 =", "answer": "42"}))
     with pytest.raises(UsageError, match="changes none of the prompts"):
         Jsonl(str(path), perturb="typo").examples(chatml, [0])
+
+
+def test_a_cap_on_prompts_holds_for_mistyped_ones():
+    plain = Example("t", "a", 0, tuple(range(300)), ("x",), 4)
+    changed = replace(plain, example_id="a~typo", input_ids=tuple(range(320)), perturb="typo")
+    check_changed([plain, changed], ["typo"], 320)
+    with pytest.raises(
+        UsageError, match="typo makes a prompt of 320 tokens, more than max_prompt_tokens=319"
+    ):
+        check_changed([plain, changed], ["typo"], 319)

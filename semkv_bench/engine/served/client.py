@@ -3,7 +3,8 @@
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,6 +103,17 @@ class Client:
             )
         return content
 
+    @contextmanager
+    def understood(self) -> Iterator[None]:
+        """Within, JSON of another form than that of this kind of server is said in one line."""
+        try:
+            yield
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise SemkvError(
+                f"{self.url} answers in another form than servers of this kind ({type(error).__name__}: {error}); is "
+                "engine.preset that of the server?"
+            ) from error
+
     def _open(self) -> requests.Session:
         session = requests.Session()
         # The machine's own proxies know no server on loopback.
@@ -122,9 +134,16 @@ class Dialect(ABC):
         """Does the server take requests?"""
         return self.client.get("/health") is not None
 
-    @abstractmethod
     def complete(self, asked: Asked) -> Completion:
-        """Answer one prompt, greedily; errors as of :meth:`Client.post`."""
+        """Answer one prompt, greedily; errors as of :meth:`Client.post`, SemkvError for an answer without a text."""
+        with self.client.understood():
+            answer = self._complete(asked)
+            if not isinstance(answer.text, str):
+                raise TypeError(f"the text is {answer.text!r}")
+            return answer
+
+    @abstractmethod
+    def _complete(self, asked: Asked) -> Completion: ...
 
     def tokenize(self, text: str) -> list[int] | None:
         """Token ids of ``text`` as the server makes them, nothing added; None where it does not tell."""
@@ -134,25 +153,25 @@ class Dialect(ABC):
 class LlamaServer(Dialect):
     """llama.cpp's own interface, which takes and returns token ids."""
 
-    def complete(self, asked: Asked) -> Completion:
-        """See ``Dialect``."""
+    def _complete(self, asked: Asked) -> Completion:
         if asked.min_new_tokens and asked.stop_ids:
             return self._held_open(asked)
-        return self._complete(asked, {})
+        return self._once(asked, {})
 
     def tokenize(self, text: str) -> list[int]:
         """See ``Dialect``."""
         body = {"content": text, "add_special": False, "parse_special": True}
-        return list(self.client.post("/tokenize", body)["tokens"])
+        with self.client.understood():
+            return list(self.client.post("/tokenize", body)["tokens"])
 
     def _held_open(self, asked: Asked) -> Completion:
         """An answer that must not end at once: its first tokens with the stops ruled out, then the rest."""
         bias = {"logit_bias": [[token, False] for token in sorted(asked.stop_ids)], "ignore_eos": True}
         least = min(asked.min_new_tokens, asked.max_new_tokens)
-        first = self._complete(_limited(asked, asked.ids, least), bias)
+        first = self._once(_limited(asked, asked.ids, least), bias)
         if least == asked.max_new_tokens:
             return first
-        rest = self._complete(
+        rest = self._once(
             _limited(asked, (*asked.ids, *first.tokens), asked.max_new_tokens - least, reuse=True), {}
         )
         return Completion(
@@ -165,7 +184,7 @@ class LlamaServer(Dialect):
             first.truncated or rest.truncated,
         )
 
-    def _complete(self, asked: Asked, more: Mapping[str, Any]) -> Completion:
+    def _once(self, asked: Asked, more: Mapping[str, Any]) -> Completion:
         body = {
             "prompt": list(asked.ids),
             "n_predict": asked.max_new_tokens,
@@ -203,8 +222,7 @@ class OpenAIServer(Dialect):
         self.model = model
         self.takes_ids = takes_ids
 
-    def complete(self, asked: Asked) -> Completion:
-        """See ``Dialect``."""
+    def _complete(self, asked: Asked) -> Completion:
         body = {
             "model": self.model,
             "prompt": list(asked.ids) if self.takes_ids else asked.text,

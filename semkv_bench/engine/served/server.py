@@ -91,6 +91,19 @@ class ServerBackend(Backend):
             )
         for key in ("together", "concurrency", "top", "attempts"):
             whole(f"engine.{key}", getattr(self, key), 1)
+        for key in ("teacher_tokens", "logprobs", "noise_examples"):
+            whole(f"engine.{key}", getattr(self, key), 0)
+        for key in ("start_seconds", "request_seconds"):
+            seconds = getattr(self, key)
+            if not is_number(seconds) or seconds <= 0:
+                raise UsageError(f"engine.{key}={seconds} must be a number of seconds above 0")
+        if self.headers is not None and not (
+            isinstance(self.headers, Mapping) and all(isinstance(v, str) for v in self.headers.values())
+        ):
+            raise UsageError(
+                f"engine.headers={self.headers} must name headers and their texts: "
+                "engine.headers={Authorization: 'Bearer KEY'}"
+            )
         for key in ("servers", "types", "bits"):
             value = getattr(self, key)
             if value is not None and not isinstance(value, Mapping):
@@ -209,7 +222,8 @@ class ServerSession(ServedSession):
         }
 
     def _checked(self, setting: ServedSetting, client: Client, printed: str) -> Served:
-        said = self.options.kind.reads_back(client, printed)
+        with client.understood():
+            said = self.options.kind.reads_back(client, printed)
         vouched = FULL in (self.options.bits or {})
         check_said(setting, said, self._full, self.options.kind, layers=self.shape.layers, vouched=vouched)
         if setting.name == FULL:
@@ -223,7 +237,9 @@ class ServerSession(ServedSession):
     def _dialect(self, client: Client) -> Dialect:
         if self.options.kind.speaks_llama:
             return LlamaServer(client)
-        return OpenAIServer(client, self.options.served_model or _model_of(client), self.options.takes_ids)
+        with client.understood():
+            model = self.options.served_model or _model_of(client)
+        return OpenAIServer(client, model, self.options.takes_ids)
 
 
 def check_said(

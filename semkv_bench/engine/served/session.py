@@ -199,7 +199,7 @@ class ServedSession(Session):
             if not dialect.takes_ids and answer.prompt_tokens not in (None, len(read)):
                 return ()
             check_completion(setting.name, asked, answer)
-            if not answer.logprobs:
+            if not answer.logprobs or not answer.logprobs[0]:
                 return ()
             found.append(answer.logprobs[0])
         return tuple(found)

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from semkv_bench.engine.served.client import Client
-from semkv_bench.engine.served.completion import coarse_kl
+from semkv_bench.engine.served.client import Client, LlamaServer, OpenAIServer
+from semkv_bench.engine.served.completion import Asked, coarse_kl
 from semkv_bench.engine.served.llamacpp import LlamaCppBackend, check_bytes, check_caches, stored_caches
 from semkv_bench.engine.served.presets import PRESETS, Said, preset_of
 from semkv_bench.engine.served.process import ServerProcess, free_port
@@ -158,6 +158,51 @@ def test_a_server_that_dies_is_started_once_more_and_no_answer_comes_twice(backe
     answers, _ = _run(backend(lie, concurrency=1, teacher_tokens=0, attempts=2), count=6)
     assert [answer.turns[0][0].tokens[0] for answer in answers] == [15, 16, 17, 18, 19, 20]
     assert "started once more for 4 examples" in caplog.text
+
+
+class Says(Client):
+    """A server that answers everything with ``content``."""
+
+    content: dict
+
+    def post(self, path, body):
+        return self.content
+
+
+@pytest.mark.parametrize(
+    ("dialect", "content"),
+    [
+        (OpenAIServer, {"choices": ["no mapping"]}),
+        (OpenAIServer, {"choices": [{"text": None}]}),
+        (OpenAIServer, {"choices": [{"text": "a", "logprobs": {"top_logprobs": [["no", "mapping"]]}}]}),
+        (OpenAIServer, {"choices": [{"text": "a"}], "usage": ["no mapping"]}),
+        (LlamaServer, {"content": None, "tokens": [1]}),
+        (LlamaServer, {"content": "a", "tokens": 5}),
+        (LlamaServer, {"content": "a", "tokens": [1], "completion_probabilities": [{"top_logprobs": [{}]}]}),
+    ],
+)
+def test_an_answer_of_another_form_is_one_line(dialect, content):
+    client = Says("http://127.0.0.1:1")
+    object.__setattr__(client, "content", content)
+    server = dialect(client, "m") if dialect is OpenAIServer else dialect(client)
+    with pytest.raises(SemkvError, match=r"127\.0\.0\.1:1 answers in another form than servers of this kind"):
+        server.complete(Asked((1, 2), "", 4))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"teacher_tokens": -1}, "engine.teacher_tokens=-1 must be a whole number"),
+        ({"logprobs": "many"}, "engine.logprobs=many must be a whole number"),
+        ({"request_seconds": 0}, "engine.request_seconds=0 must be a number of seconds above 0"),
+        ({"start_seconds": "long"}, "engine.start_seconds=long must be"),
+        ({"headers": "Bearer x"}, "must name headers and their texts"),
+        ({"headers": {"X": 5}}, "must name headers and their texts"),
+    ],
+)
+def test_options_of_a_server_are_checked_before_it_is_asked(given, said):
+    with pytest.raises(UsageError, match=said):
+        ServerBackend(servers={"full": "http://127.0.0.1:1"}, **given)
 
 
 def test_running_servers_are_asked_where_they_are(tmp_path):
