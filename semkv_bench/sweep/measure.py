@@ -137,7 +137,11 @@ def _plan_of(path: Path) -> Plan:
         raise UsageError(f"{file} is damaged: it holds no keys")
     known = compose_config("sweep")
     kept = OmegaConf.masked_copy(written, [key for key in written if key in known])
-    plan = make_plan(check_config("sweep", OmegaConf.merge(kept, {"fresh": False, "shard": None})))
+    try:
+        config = check_config("sweep", OmegaConf.merge(kept, {"fresh": False, "shard": None}))
+    except UsageError as error:
+        raise UsageError(f"{file} is damaged: {error}") from error
+    plan = make_plan(config)
     require_same(path, plan.charter)
     return plan
 
