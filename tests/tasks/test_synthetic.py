@@ -249,8 +249,8 @@ def test_lengths_that_are_none_are_refused(length):
 def test_a_cap_must_not_make_two_lengths_one(chatml):
     with pytest.raises(UsageError, match="max_prompt_tokens=450"):
         Synthetic(length=[800, 600]).examples(chatml, [0], 1, max_prompt_tokens=450)
-    drawn = Synthetic("niah_noise", length=[400, 900]).examples(chatml, [0], 1, max_prompt_tokens=600)
-    assert [e.length for e in drawn] == [400, 600] and all(len(e.input_ids) <= e.length for e in drawn)
+    drawn = Synthetic("niah_noise", length=[500, 900]).examples(chatml, [0], 1, max_prompt_tokens=700)
+    assert [e.length for e in drawn] == [500, 700] and all(len(e.input_ids) <= e.length for e in drawn)
 
 
 def test_several_questions_of_a_haystack_begin_alike_and_are_one_cluster(chatml):
