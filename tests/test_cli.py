@@ -416,6 +416,11 @@ def test_plan_loads_no_weights(capsys, monkeypatch):
     ("overrides", "told"),
     [
         (["per_task=49"], "98 examples cannot show that any setting is equivalent at stats.margin=0.03"),
+        (["per_task=56", "task.questions=4"], "112 examples about 28 documents cannot show that any setting"),
+        (
+            ["per_task=49", "task.perturb=case"],
+            "196 examples about 98 documents cannot show that any setting",
+        ),
         pytest.param(["per_task=50"], None, marks=pytest.mark.slow),
         pytest.param(["per_task=25", "seeds=[0,1]"], None, marks=pytest.mark.slow),
         (["per_task=14", "stats.margin=0.1"], "that takes 29"),

@@ -371,6 +371,8 @@ def _in_one_line(error: BaseException) -> str:
     text = str(error if about is None else about.msg or about)
     if "is not a ListConfig" in text or "Cannot merge DictConfig with ListConfig" in text:
         return f"{key} must be a list, for example {key}={_EXAMPLES.get(key.rpartition('.')[2], '[0]')}"
+    if found := re.search(r"field '([\w.]+)' is not Optional", text):
+        return f"{key or found[1]} takes no null; leave it out for its default"
     noise = (
         "full_key:",
         "object_type=",

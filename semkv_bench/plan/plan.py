@@ -209,11 +209,14 @@ def too_few(plan: Plan) -> str | None:
     ]
     options = StatsOptions(**plan.charter["stats"])
     least = clusters_needed_at_best(settings, options)
-    have = len({(example.task, example.example_id) for example in plan.examples})
+    count = len({(example.task, example.example_id) for example in plan.examples})
+    # Questions about one document, and a prompt as it is and mistyped, are one piece of evidence.
+    have = len({(example.task, example.cluster or example.example_id) for example in plan.examples})
     if have >= least:
         return None
+    examples = f"{count} examples" if have == count else f"{count} examples about {have} documents"
     return (
-        f"{have} examples cannot show that any setting is equivalent at stats.margin={options.margin:g}, even if "
+        f"{examples} cannot show that any setting is equivalent at stats.margin={options.margin:g}, even if "
         f"every answer stays the same: that takes {least} (more per_task or seeds, or a wider margin)"
     )
 

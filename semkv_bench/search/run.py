@@ -14,8 +14,9 @@ from semkv_bench.checks import number, whole
 from semkv_bench.config.compose import build
 from semkv_bench.errors import SemkvError, UsageError
 from semkv_bench.files import check_writable
+from semkv_bench.grid.levels import check_levels
 from semkv_bench.plan.plan import Plan, make_plan
-from semkv_bench.plan.settings import quantizers
+from semkv_bench.plan.settings import plain_node, quantizers
 from semkv_bench.quantizers.base import pair_label
 from semkv_bench.records.folder import read_run
 from semkv_bench.report.command import run_report
@@ -129,7 +130,7 @@ def _check(config: DictConfig) -> None:
     for name in ("looks", "race"):
         if config.stats[name]:
             raise UsageError(f"stats.{name} plans a sweep; search confirms at one size: leave it out")
-    if len(set(config.grid.levels)) < 2:
+    if len(set(check_levels(plain_node(config.grid.levels)))) < 2:
         raise UsageError("search chooses among grid.levels, which must hold two level counts or more")
     both = sorted(set(config.calibration_seeds) & set(config.seeds))
     if both or not config.calibration_seeds:

@@ -138,6 +138,9 @@ def _keyword(model):
         (["target_bits=4", "allocation=two_level"], 2, "leave allocation=... out"),
         (["target_bits=4", "allocation=evict", "allocation.levels=4"], 2, "leave allocation=... out"),
         (["target_bits=4", "read=blocks"], 2, "leave read=... out"),
+        (["target_bits=4", "grid.levels=null"], 2, "no levels given"),
+        (["target_bits=4", "grid.levels=5"], 2, "two level counts or more"),
+        (["target_bits=4", "calibration_seeds=null"], 2, "calibration_seeds takes no null"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(given, code, told, command, tmp_path, capsys):
