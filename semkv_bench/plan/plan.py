@@ -23,7 +23,7 @@ from semkv_bench.models.shape import ModelShape
 from semkv_bench.plan.calibrations import calibrated, calibrations_told, check_text
 from semkv_bench.plan.cost import costs_at_contexts, typical_tails
 from semkv_bench.plan.settings import plain_node, planned_settings
-from semkv_bench.plan.stages import PlannedLook, arrange, described
+from semkv_bench.plan.stages import PlannedLook, arrange, cluster_of, described
 from semkv_bench.protocols import Protocol
 from semkv_bench.records.schema import Unit
 from semkv_bench.settings.setting import Setting
@@ -211,7 +211,7 @@ def too_few(plan: Plan) -> str | None:
     least = clusters_needed_at_best(settings, options)
     count = len({(example.task, example.example_id) for example in plan.examples})
     # Questions about one document, and a prompt as it is and mistyped, are one piece of evidence.
-    have = len({(example.task, example.cluster or example.example_id) for example in plan.examples})
+    have = len(set(map(cluster_of, plan.examples)))
     if have >= least:
         return None
     examples = f"{count} examples" if have == count else f"{count} examples about {have} documents"
