@@ -20,7 +20,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from semkv_bench.grid.levels import MAX_LEVELS, PackingPlan, aligned_plan
-from semkv_bench.kernels.packed import class_bits, pack_classes, unpack_classes
+from semkv_bench.kernels.packed import class_bits, pack_classes, too_large, unpack_classes
 from semkv_bench.lazy import torch
 
 if TYPE_CHECKING:
@@ -111,17 +111,22 @@ class AlignedLayout:
         return spread.to(self.token_segment.device)
 
     @property
+    def in_order(self) -> bool:
+        """Do tokens lie in the order of the text?"""
+        return len(self.segments) < 2
+
+    @property
     def ends_block(self) -> bool:
         """May words of later tokens simply follow?"""
         return False
 
     def sort(self, x: Tensor) -> Tensor:
         """x [heads, tokens, ...] of the text, as tokens lie."""
-        return x if len(self.segments) < 2 else x[:, self.order]
+        return x if self.in_order else x[:, self.order]
 
     def unsort(self, x: Tensor) -> Tensor:
         """Inverse of ``sort``."""
-        if len(self.segments) < 2:
+        if self.in_order:
             return x
         out = torch.empty_like(x)
         out[:, self.order] = x
@@ -150,7 +155,7 @@ class AlignedLayout:
         token_segment = pack_classes(classes, class_bits(len(counts))).to(levels.device)
         layout = cls(heads, head_dim, len(levels), tuple(segments), token_segment)
         if layout.words >= 1 << 31:
-            raise ValueError(f"{layout.words} words are too many for one packed tensor; split the tokens")
+            raise too_large(layout.words, len(levels))
         return layout
 
 

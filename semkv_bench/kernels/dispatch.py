@@ -98,11 +98,17 @@ def unpack(words: Tensor, layout: PackedLayout | AlignedLayout) -> Tensor:
     return _module("packing", words).unpack(words, layout)
 
 
-def unpack_dequantize(packed: PackedVectors, dtype: torch.dtype = torch.float32) -> Tensor:
+def unpack_dequantize(
+    packed: PackedVectors, dtype: torch.dtype = torch.float32, out: Tensor | None = None
+) -> Tensor:
     """See ``packing_reference.unpack_dequantize``."""
     if isinstance(packed.layout, AlignedLayout):
-        return packing_reference.unpack_dequantize(packed, dtype)
-    return _module("packing", packed.words).unpack_dequantize(packed, dtype)
+        return packing_reference.unpack_dequantize(packed, dtype, out)
+    if packed.element is not None:
+        codes, kind = unpack(packed.words, packed.layout), dtype if out is None else out.dtype
+        values = packing_reference.float_dequantize(codes, packed.scale, packed.element, kind)
+        return values if out is None else out.copy_(values)
+    return _module("packing", packed.words).unpack_dequantize(packed, dtype, out)
 
 
 def attention_work(rows: Sequence[Sequence[Piece]], device: torch.device) -> Any:

@@ -5,7 +5,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 from triton import knobs
+from triton.runtime.errors import OutOfResources
 from triton.runtime.jit import KernelInterface
+
+from semkv_bench.errors import SemkvError
 
 __all__ = [
     "finite_cast",
@@ -18,6 +21,8 @@ __all__ = [
     "unit_stride",
 ]
 
+_MOST_PROGRAMS = (2**31 - 1, 65535, 65535)  # of every axis of a grid
+_INSTEAD = "set SEMKV_KERNELS=reference, which is slower (and attention='dequantize' for SemKVCache)"
 _ELEMENTS = 2048
 _ELEMENTS_INTERPRETED = 1 << 18  # the interpreter pays per program, not per element
 
@@ -33,9 +38,23 @@ def launch(kernel: KernelInterface, grid: tuple[int, ...], beside: Tensor, *argu
     Triton launches on the process's current GPU, whatever its arguments lie on: with a model spread over
     several GPUs the work of a layer on the second would run unordered on the first one's stream. The current
     GPU is as before afterwards. ``grid`` counts programs; ``arguments`` and ``options`` are the kernel's.
+
+    Raises SemkvError where a GPU has not so many programs, or not the memory that one of them shares.
     """
+    over = [count for count, most in zip(grid, _MOST_PROGRAMS, strict=False) if count > most]
+    if over:
+        raise SemkvError(f"{_name(kernel)} would need {over[0]} programs side by side: {_INSTEAD}")
     with torch.cuda.device_of(beside):
-        kernel[grid](*arguments, **options)
+        try:
+            kernel[grid](*arguments, **options)
+        except OutOfResources as error:
+            raise SemkvError(
+                f"{_name(kernel)} needs {error.required} of {error.name} and this GPU has {error.limit}: {_INSTEAD}"
+            ) from None
+
+
+def _name(kernel: KernelInterface) -> str:
+    return getattr(kernel, "__name__", "a kernel")
 
 
 def rows_per_program(width: int) -> int:

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from semkv_bench.errors import SemkvError
 from semkv_bench.grid.levels import MAX_LEVELS, packing_plan
 from semkv_bench.kernels.codebook_tables import CodebookTables
 from semkv_bench.lazy import torch
@@ -41,8 +42,10 @@ __all__ = [
     "arithmetic",
     "class_bits",
     "class_table",
+    "largest_block",
     "pack_classes",
     "plan_tables",
+    "too_large",
     "total_nbytes",
     "unpack_classes",
 ]
@@ -92,6 +95,11 @@ class PackedLayout:
         return self.token_class.nbytes + self.block_start.nbytes + len(self.class_levels)
 
     @property
+    def in_order(self) -> bool:
+        """Do tokens lie in the order of the text?"""
+        return True
+
+    @property
     def ends_block(self) -> bool:
         """May words of later tokens simply follow? Blocks lie one after the other and know nothing of each other."""
         return self.tokens % self.block == 0
@@ -137,7 +145,7 @@ class PackedLayout:
         block_words = (head_bits * heads + 31) // 32
         words = int(block_words.sum())
         if words >= 1 << 31:
-            raise ValueError(f"{words} words are too many for one packed tensor; split the tokens")
+            raise too_large(words, len(levels))
         block_start = torch.zeros(blocks + 1, dtype=torch.int32, device=levels.device)
         block_start[1:] = block_words.cumsum(0)
         return cls(
@@ -155,12 +163,14 @@ class PackedLayout:
 
 @dataclass(frozen=True, eq=False)
 class PackedVectors:
-    """Packed vectors with their metadata: affine if there is a ``zero``, else codebook coded.
+    """Packed vectors with their metadata: affine if there is a ``zero``, small floats if there is an ``element``, else
+    codebook coded.
 
     words  int32 [layout.words]
     scale  float16 [heads, tokens, groups]; of codebook coding the norm, [heads, tokens, 1]; tokens as they lie
     zero   float16 [heads, tokens, groups] of affine coding
     tables codebooks, of codebook coding; what is coded then are rotated vectors
+    element  of small floats ``e4m3`` or ``e5m2``: codes are their bits, 256 levels, and scale is float32
     """
 
     layout: PackedLayout | AlignedLayout
@@ -168,6 +178,7 @@ class PackedVectors:
     scale: Tensor
     zero: Tensor | None = None
     tables: CodebookTables | None = None
+    element: str | None = None
 
     @property
     def is_affine(self) -> bool:
@@ -193,6 +204,23 @@ class PackedVectors:
     def nbytes(self) -> int:
         """Bytes of codes and metadata, without the layout, which keys and values may share."""
         return self.words.nbytes + self.scale.nbytes + (0 if self.zero is None else self.zero.nbytes)
+
+
+def largest_block(head_dim: int) -> int:
+    """Tokens of the largest block of vectors of ``head_dim`` values, a power of two.
+
+    >>> largest_block(256), largest_block(576)
+    (256, 64)
+    """
+    return min(MAX_BLOCK, 1 << (_MAX_VALUES // head_dim).bit_length() - 1)
+
+
+def too_large(words: int, tokens: int) -> SemkvError:
+    """What to raise where the codes of ``tokens`` tokens take more words than offsets of 32 bits reach."""
+    return SemkvError(
+        f"codes of {tokens} tokens take {words} words of one layer and side, and {(1 << 31) - 1} are the most: "
+        "use a shorter context"
+    )
 
 
 def total_nbytes(vectors: Iterable[PackedVectors]) -> int:

@@ -17,7 +17,7 @@ from semkv_bench.kernels.codebook_reference import codebook_dequantize
 from semkv_bench.kernels.numerics import finite_cast
 from semkv_bench.kernels.packed import LIMB, PackedLayout, PackedVectors
 
-__all__ = ["pack", "unpack", "unpack_dequantize"]
+__all__ = ["float_dequantize", "pack", "unpack", "unpack_dequantize"]
 
 
 def pack(codes: Tensor, layout: PackedLayout) -> Tensor:
@@ -44,14 +44,29 @@ def unpack(words: Tensor, layout: PackedLayout) -> Tensor:
     return codes
 
 
-def unpack_dequantize(packed: PackedVectors, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Values [heads, tokens, head_dim] of ``dtype``; rotated ones of codebook coding."""
+def unpack_dequantize(
+    packed: PackedVectors, dtype: torch.dtype = torch.float32, out: Tensor | None = None
+) -> Tensor:
+    """Values [heads, tokens, head_dim] of ``dtype``, tokens as they lie; rotated ones of codebook coding.
+
+    out: where to write them, of that shape; its channels lie side by side, and its type is taken, not ``dtype``.
+    """
+    if out is not None:
+        return out.copy_(unpack_dequantize(packed, out.dtype))
     layout = packed.layout
     codes = (aligned.unpack if isinstance(layout, AlignedLayout) else unpack)(packed.words, layout)
+    if packed.element is not None:
+        return float_dequantize(codes, packed.scale, packed.element, dtype)
     if packed.zero is not None:
         return affine_dequantize(codes, packed.scale, packed.zero, dtype)
     levels = layout.levels()
     return finite_cast(codebook_dequantize(codes, packed.scale.squeeze(-1), levels, packed.tables), dtype)
+
+
+def float_dequantize(codes: Tensor, scale: Tensor, element: str, dtype: torch.dtype) -> Tensor:
+    """Values of small floats ``e4m3`` or ``e5m2`` by their bits uint8 and scales float32 [heads, tokens, 1]."""
+    kind = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}[element]
+    return finite_cast(codes.view(kind).float() * scale, dtype)
 
 
 def _blocks(layout: PackedLayout) -> Iterator[tuple[int, int, list[tuple[PackingPlan, Tensor]]]]:

@@ -17,6 +17,8 @@ from semkv_bench.kernels.packed_rows import dequantize, load_codes, locate
 
 __all__ = ["pack", "unpack", "unpack_dequantize"]
 
+_BLOCKS = 65520  # of one launch: the second axis of a grid has 65,535 programs, and 16 blocks keep pointers aligned
+
 
 @triton.jit
 def bits_of_head(counts, class_levels, plans, classes, HEAD_DIM: tl.constexpr):
@@ -229,27 +231,29 @@ def pack(codes: Tensor, layout: PackedLayout) -> Tensor:
     counts.index_add_(0, key, torch.ones_like(key, dtype=torch.int32))  # unlike bincount reads nothing back
     longest = layout.longest
     per_program = min(words_per_program(), triton.next_power_of_2(longest))
-    launch(
-        pack_kernel,
-        (triton.cdiv(longest, per_program), layout.blocks),
-        codes,
-        codes,
-        key.argsort(stable=True),
-        counts,
-        class_table(layout.class_levels, codes.device),
-        *plan_tables(codes.device),
-        layout.block_start,
-        words,
-        layout.heads,
-        len(plans),
-        1 + -(-32 // min(plan.bits for plan in plans)),
-        *codes.stride()[:2],
-        HEAD_DIM=layout.head_dim,
-        BLOCK=layout.block,
-        WORDS=per_program,
-        DIGITS=max(plan.digits for plan in plans),
-        ARITHMETIC=arithmetic(layout.class_levels),
-    )
+    order = key.argsort(stable=True)
+    for first in range(0, layout.blocks, _BLOCKS):
+        launch(
+            pack_kernel,
+            (triton.cdiv(longest, per_program), min(_BLOCKS, layout.blocks - first)),
+            codes,
+            codes,
+            order[first * layout.block :],
+            counts[first * len(plans) :],
+            class_table(layout.class_levels, codes.device),
+            *plan_tables(codes.device),
+            layout.block_start[first:],
+            words,
+            layout.heads,
+            len(plans),
+            1 + -(-32 // min(plan.bits for plan in plans)),
+            *codes.stride()[:2],
+            HEAD_DIM=layout.head_dim,
+            BLOCK=layout.block,
+            WORDS=per_program,
+            DIGITS=max(plan.digits for plan in plans),
+            ARITHMETIC=arithmetic(layout.class_levels),
+        )
     return words
 
 
@@ -260,14 +264,19 @@ def unpack(words: Tensor, layout: PackedLayout) -> Tensor:
     return codes
 
 
-def unpack_dequantize(packed: PackedVectors, dtype: torch.dtype = torch.float32) -> Tensor:
+def unpack_dequantize(
+    packed: PackedVectors, dtype: torch.dtype = torch.float32, out: Tensor | None = None
+) -> Tensor:
     """See ``packing_reference.unpack_dequantize``."""
-    layout = packed.layout
-    values = torch.empty(
-        layout.heads, layout.tokens, layout.head_dim, dtype=dtype, device=packed.words.device
-    )
-    _launch_unpack(packed.words, layout, values, packed)
-    return values
+    shape = packed.layout.heads, packed.layout.tokens, packed.layout.head_dim
+    if out is None:
+        out = torch.empty(shape, dtype=dtype, device=packed.words.device)
+    if out.shape != shape:
+        raise ValueError(f"out must be [heads, tokens, head_dim] {shape}, not {tuple(out.shape)}")
+    # The kernel writes heads without gaps; what has gaps is copied to.
+    values = out if out.is_contiguous() else torch.empty(shape, dtype=out.dtype, device=out.device)
+    _launch_unpack(packed.words, packed.layout, values, packed)
+    return out if values is out else out.copy_(values)
 
 
 def _launch_unpack(words: Tensor, layout: PackedLayout, out: Tensor, packed: PackedVectors | None) -> None:

@@ -11,6 +11,7 @@ from semkv_bench.importance.base import Needs
 from semkv_bench.importance.block import cache_scores
 from semkv_bench.importance.choice import choices, metric
 from semkv_bench.kernels import AlignedLayout, PackedLayout
+from semkv_bench.kernels.packed import largest_block
 from semkv_bench.protocols.rule import CodingRule, Ranks
 from semkv_bench.quantizers.packing import Layout
 from semkv_bench.settings.allocation import SHARED, Allocation
@@ -184,7 +185,9 @@ class Layouts:
         key = ("layout", id(levels), heads, head_dim)
         if key not in self._found:
             # The tensor is kept beside its layout, so that its identity stays taken.
-            self._found[key] = (PackedLayout.build(levels, heads, head_dim, self.block), levels)
+            # Of wide vectors so many that a block's digits can be counted.
+            block = min(self.block, largest_block(head_dim))
+            self._found[key] = (PackedLayout.build(levels, heads, head_dim, block), levels)
         return self._found[key][0]
 
     def aligned(
@@ -200,7 +203,7 @@ class Layouts:
 
     def joins(self, layout: Layout, tokens: int) -> bool:
         """Are ``tokens`` more to be stored together with those of ``layout``?"""
-        block = _ALIGNED_PIECE if isinstance(layout, AlignedLayout) else self.block
+        block = _ALIGNED_PIECE if isinstance(layout, AlignedLayout) else layout.block
         return layout.ends_block or layout.tokens + tokens <= block
 
     def joined(self, first: Layout, second: Layout) -> Layout:
@@ -228,4 +231,4 @@ class Layouts:
         if isinstance(first, AlignedLayout):
             keys = text(lambda part: part.keys())
             return AlignedLayout.build(levels, first.heads, first.head_dim, keys)
-        return PackedLayout.build(levels, first.heads, first.head_dim, self.block)
+        return PackedLayout.build(levels, first.heads, first.head_dim, first.block)

@@ -308,6 +308,19 @@ class Coder(ABC):
         (stream,), (metadata,) = packed.streams, packed.by_token
         return self.decode(Encoded(stream.codes(), metadata, stream.layout.levels()), dtype)
 
+    def unpack_into(self, packed: Packed, out: Tensor) -> None:
+        """Write the values of ``unpack`` to out [heads, tokens, head_dim], in the order of the text.
+
+        A piece that was cropped may hold more tokens than ``packed`` says; the rest is not written.
+        """
+        from semkv_bench.kernels import unpack_dequantize
+
+        layout, vectors = packed.layouts[0], None if self.turns else self.packed_vectors(packed)
+        if vectors is not None and layout.in_order and packed.tokens == layout.tokens:
+            unpack_dequantize(vectors, out=out)
+        else:
+            out.copy_(layout.unsort(self.unpack(packed, out.dtype))[:, : packed.tokens])
+
     def packed_vectors(self, packed: Packed) -> PackedVectors | None:
         """The same for the kernels that read codes and attend in one pass; None where they do not know the coder."""
         return self.kernel_vectors(packed) if self.known_to_kernels else None

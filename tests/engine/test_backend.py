@@ -2,6 +2,7 @@
 
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,6 +10,9 @@ from semkv_bench.cli import main
 from semkv_bench.config.compose import build, compose_config
 from semkv_bench.engine.transformers import TransformersBackend
 from semkv_bench.errors import UsageError
+from semkv_bench.models.shape import ModelShape
+from semkv_bench.protocols.through import Through
+from semkv_bench.settings.setting import FULL
 
 PARROT = '''
 from dataclasses import dataclass
@@ -162,3 +166,10 @@ def test_options_of_the_wrong_kind_are_one_clear_line(override, told):
 def test_what_changes_no_result_is_left_out_of_the_charter():
     assert TransformersBackend(max_rows=3, prefill_chunk=5).decided() == TransformersBackend().decided()
     assert TransformersBackend(temperature=1).decided() != TransformersBackend().decided()
+
+
+def test_one_pass_is_not_cut_into_chunks():
+    source = SimpleNamespace(shape=lambda: ModelShape.alike(2, 1, 8), check_packages=lambda: None)
+    line = r"protocol=through reads question and answer in one pass; leave engine\.prefill_chunk out"
+    with pytest.raises(UsageError, match=line):
+        TransformersBackend(prefill_chunk=64).check(source, [FULL], Through())

@@ -9,8 +9,12 @@ from attended import piece
 
 pytest.importorskip("triton")
 
+from triton.runtime.errors import OutOfResources
+
 from semkv_bench import kernels
+from semkv_bench.errors import SemkvError
 from semkv_bench.kernels import (
+    AlignedLayout,
     affine_triton,
     attention_triton,
     codebook_triton,
@@ -117,6 +121,59 @@ def test_the_guard_is_left_when_a_launch_fails(device):
     with pytest.raises(RuntimeError, match="out of resources"):
         launch(Kernel(device, RuntimeError("out of resources")), (1,), torch.zeros(1))
     assert device.current == []
+
+
+def test_a_block_that_does_not_fit_is_one_clear_line(device):
+    kernel = Kernel(device, OutOfResources(300_000, 232_448, "shared memory"))
+    kernel.__name__ = "attention_kernel"
+    line = (
+        "attention_kernel needs 300000 of shared memory and this GPU has 232448: set SEMKV_KERNELS=reference"
+    )
+    with pytest.raises(SemkvError, match=line):
+        launch(kernel, (1,), torch.zeros(1))
+    assert device.current == []
+
+
+def test_more_programs_than_a_grid_has_are_refused(device):
+    kernel = Kernel(device)
+    launch(kernel, (2**31 - 1, 65535), torch.zeros(1))
+    for grid in ((2**31,), (1, 65536)):
+        with pytest.raises(
+            SemkvError, match=r"a kernel would need \d+ programs side by side: set SEMKV_KERNELS"
+        ):
+            launch(kernel, grid, torch.zeros(1))
+    assert len(kernel.launched_on) == 1
+
+
+def test_more_than_a_million_tokens_have_their_programs(device, monkeypatch):
+    """Blocks of 16 tokens: more of them than any axis of a grid but the first has programs."""
+    kernel, grids = Kernel(device), []
+    monkeypatch.setattr(Kernel, "__getitem__", lambda self, grid: lambda *args, **options: grids.append(grid))
+    tokens = 16 * 65536 + 1
+    wide = PackedLayout.build(torch.full((tokens,), 5), heads=1, head_dim=2, block=16)
+    for name in ("pack_kernel", "unpack_kernel"):
+        monkeypatch.setattr(packing_triton, name, kernel)
+    words = packing_triton.pack(torch.zeros(1, tokens, 2, dtype=torch.uint8), wide)
+    packing_triton.unpack(words, wide)
+    monkeypatch.setattr(attention_triton, "attention_kernel", kernel)
+    aligned = AlignedLayout.build(torch.full((tokens,), 5), heads=1, head_dim=2)
+    scale = torch.zeros(1, tokens, 1, dtype=torch.float16)
+    side = PackedVectors(aligned, torch.zeros(aligned.words, dtype=torch.int32), scale, zero=scale)
+    work = attention_triton.attention_work([[(side, side)]])
+    attention_triton.packed_attention(torch.zeros(1, 4, 2), torch.zeros(1, 4, 2), work, [], 1.0)
+    assert [grid[1] for grid in grids[:2]] == [65520, 17] and grids[2] == (65537, 1) and len(grids) == 4
+    # Jobs are neighbours that end with the last token, and few enough to be merged.
+    starts, ends = work.jobs[0, :, 9].tolist(), work.jobs[0, :, 10].tolist()
+    assert ends == [*starts[1:], tokens] and starts[0] == 0 and len(starts) <= 1536
+
+
+def test_codes_beyond_offsets_of_32_bits_are_one_clear_line():
+    levels = torch.full((1,), 256).expand(1 << 20)
+    for build in (PackedLayout.build, AlignedLayout.build):
+        with pytest.raises(
+            SemkvError, match=r"codes of 1048576 tokens take \d+ words of one layer and side, .*shorter"
+        ):
+            build(levels, heads=128, head_dim=64)
 
 
 def test_nothing_is_launched_elsewhere():

@@ -73,6 +73,26 @@ def test_words_and_codes(shape, mix, device, canaries):
         assert torch.equal(packing_triton.unpack(words, layout), codes)
 
 
+def test_many_blocks_take_several_launches(device, canaries, monkeypatch):
+    monkeypatch.setattr(packing_triton, "_BLOCKS", 2)
+    layout = layout_of((2, 75, 4, 16), "two levels", device)
+    codes = (torch.rand(2, 75, 4, device=device) * layout.levels()[:, None]).to(torch.uint8)
+    assert layout.blocks == 5
+    assert torch.equal(packing_triton.pack(codes, layout), packing_reference.pack(codes, layout))
+
+
+def test_values_go_where_they_are_wanted_and_nowhere_else(device):
+    packed = affine_vectors(layout_of((2, 20, 20, 16), "two levels", device))
+    whole = torch.full((2, 25, 20), 7.0, dtype=torch.float16, device=device)
+    packing_triton.unpack_dequantize(packed, out=whole[:, 3:23])
+    assert torch.equal(whole[:, 3:23], packing_reference.unpack_dequantize(packed, torch.float16))
+    assert bool((whole[:, :3] == 7).all()) and bool((whole[:, 23:] == 7).all())
+    one = torch.empty(2, 20, 20, dtype=torch.float16, device=device)
+    assert packing_triton.unpack_dequantize(packed, out=one) is one and torch.equal(one, whole[:, 3:23])
+    with pytest.raises(ValueError, match="out must be"):
+        packing_triton.unpack_dequantize(packed, out=whole)
+
+
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 KINDS = [(kind, dtype) for kind in ("affine", "grouped", "codebook") for dtype in DTYPES]
 

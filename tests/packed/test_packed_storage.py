@@ -28,6 +28,7 @@ from semkv_bench import SemKVCache
 from semkv_bench.errors import SemkvError, UsageError
 from semkv_bench.grid.cost import Stored, Tokens
 from semkv_bench.models.shape import ModelShape
+from semkv_bench.packed.ranking import Layouts
 from semkv_bench.protocols.rule import coder_seed
 from semkv_bench.quantizers import Affine, NonFiniteError, TurboQuantSplit
 from semkv_bench.settings.allocation import TwoLevel
@@ -293,3 +294,13 @@ def test_the_layout_for_attention_costs_what_it_was_said_to_cost():
         append_to(cache, [x[:, :, part] for x in states])
     assert setting.aligned_storage(128).effective_bits == pytest.approx(2 + 2 / 3)
     assert cache.effective_bits() == pytest.approx(2 + 2 / 3, rel=0.005)
+
+
+def test_blocks_of_wide_vectors_are_shorter():
+    """65,536 values of a head are the most that a block has: 256 tokens of 512 channels are two."""
+    layouts, levels = Layouts(256), torch.full((300,), 5)
+    first = layouts.layout(levels, 1, 512)
+    assert (first.block, layouts.layout(levels, 1, 64).block) == (128, 256)
+    more = layouts.layout(torch.full((20,), 6), 1, 512)
+    joined = layouts.joined(first, more)
+    assert joined.block == 128 and joined.levels().tolist() == [5] * 300 + [6] * 20
