@@ -98,12 +98,14 @@ def _static_attention() -> Iterator[StaticCase]:
         ("affine 5", (5,), ("affine", "affine")),
         ("affine 4", (4,), ("affine", "affine")),
         ("codebook 4", (4,), ("codebook", "codebook")),
+        ("e4m3", (256,), ("e4m3", "e4m3")),
+        ("e5m2", (256,), ("e5m2", "e5m2")),
     ):
         rows = 32 if "codebook" in kinds else 64
         bits = sum(aligned_plan(count).packed_bits for count in levels) / len(levels)
         metadata = 2 if "codebook" in kinds else 4
         work = Work(2 * 3 * rows * tiles * len(levels) * HEAD_DIM, bits / 8 + metadata / HEAD_DIM, (tiles,))
-        targets = TARGETS if len(levels) > 1 else ("cuda:90",)
+        targets = TARGETS if len(levels) > 1 or kinds[0] == "e4m3" else ("cuda:90",)
         yield StaticCase(f"attention {name}", _attend(levels, kinds=kinds), work, targets)
     # The same launch with tokens in 16 bits beside it: what it takes of a multiprocessor. Its loops over sinks and over
     # open tokens, 32 at a time, are counted as often as those over tiles.
@@ -182,6 +184,7 @@ def attention_cases() -> Iterator[Case]:
         ("affine uniform, 64 queries", _attend(one, group=64)),
         ("codebook keys, grouped values", _attend(one, kinds=("codebook", "grouped"))),
         ("affine uniform head_dim=80", _attend(one, head_dim=80)),
+        ("e4m3 keys, e5m2 values", _attend((256,), kinds=("e4m3", "e5m2"))),
     ):
         yield Case(f"attention {label}", call, base=label == "affine two-level and 16 bits")
 
@@ -226,6 +229,8 @@ def _vectors(layout: PackedLayout | AlignedLayout, kind: str) -> PackedVectors:
     groups = layout.head_dim // 16 if kind == "grouped" else 1
     metadata = torch.zeros(layout.heads, layout.tokens, 2 * groups, dtype=torch.float16)
     scale, zero = metadata.chunk(2, dim=-1)
+    if kind in ("e4m3", "e5m2"):
+        return PackedVectors(layout, _words(layout), scale.float(), element=kind)
     if kind == "codebook":
         tables = codebook_tables(layout.head_dim, 16 if max(layout.class_levels) <= 16 else 256, CPU)
         return PackedVectors(layout, _words(layout), scale.contiguous(), tables=tables)

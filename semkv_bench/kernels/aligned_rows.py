@@ -14,6 +14,8 @@ __all__ = [
     "as_float16",
     "code_unit",
     "exponent",
+    "float_codes",
+    "float_unit",
     "grouped_values",
     "high_and_low",
     "load_groups",
@@ -159,6 +161,22 @@ def as_float16(pair, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     return channels(pair, ROWS, WIDTH).to(tl.float16, bitcast=True)
 
 
+@triton.constexpr_function
+def float_unit(kind):
+    """What to multiply a small float by that was read as a float16: e4m3 has a bias of 7 and not of 15."""
+    return float(2**8) if kind == 3 else 1.0
+
+
+@triton.jit
+def float_codes(pair, KIND: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """Small floats, two in every word at bits 0 and 16, as float16 [ROWS, 2 * WIDTH], exact, in their unit."""
+    if KIND == 3:  # noqa: SIM108
+        pair = ((pair & 0x00800080) << 8) | ((pair & 0x007F007F) << 7)
+    else:
+        pair = pair << 8
+    return channels(pair, ROWS, WIDTH).to(tl.float16, bitcast=True)
+
+
 @triton.jit
 def high_and_low(x):
     """Two float16 whose sum is x to 22 bits."""
@@ -185,11 +203,14 @@ def table_values(code, table, column, HEAD_DIM: tl.constexpr):
 
 @triton.jit
 def load_step(metadata, token, KIND: tl.constexpr):
-    """Scale and zero of every token, float32; of a codebook, the norm and zeros."""
+    """Scale and zero of every token, float32; of a codebook, the norm and zeros; of small floats no zeros either."""
     if KIND == 0:
         both = tl.load(metadata.to(tl.pointer_type(tl.uint32)) + token)
         scale = both.to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
         zero = (both >> 16).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
+    elif KIND > 2:
+        scale = tl.load(metadata.to(tl.pointer_type(tl.float32)) + token)
+        zero = tl.zeros(scale.shape, dtype=tl.float32)
     else:
         scale = tl.load(metadata + token).to(tl.float32)
         zero = tl.zeros(scale.shape, dtype=tl.float32)

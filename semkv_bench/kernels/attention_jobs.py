@@ -11,10 +11,11 @@ from semkv_bench.kernels.aligned import Segment
 from semkv_bench.kernels.attention_reference import Piece
 from semkv_bench.kernels.packed import PackedVectors
 
-__all__ = ["AFFINE", "CODEBOOK", "FIELDS", "GROUPED", "Work", "attention_work", "tile_rows"]
+__all__ = ["AFFINE", "CODEBOOK", "E4M3", "E5M2", "FIELDS", "GROUPED", "Work", "attention_work", "tile_rows"]
 
-AFFINE, GROUPED, CODEBOOK = 0, 1, 2
-"""How codes become values: a scale and a zero of the token; of each group of its channels; a table and a norm."""
+AFFINE, GROUPED, CODEBOOK, E4M3, E5M2 = range(5)
+"""How codes become values: a scale and a zero of the token; of each group of its channels; a table and a norm; bits of
+small floats and a scale of the token."""
 
 FIELDS = 13  # of a job
 _PROGRAMS = 768  # worth having, if the cache is long enough
@@ -84,6 +85,8 @@ def _pairs(keys: PackedVectors, values: PackedVectors) -> list[tuple[Segment, Se
 
 
 def _kind(vectors: PackedVectors) -> int:
+    if vectors.element is not None:
+        return {"e4m3": E4M3, "e5m2": E5M2}[vectors.element]
     if not vectors.is_affine:
         return CODEBOOK
     return AFFINE if vectors.groups == 1 else GROUPED
@@ -103,7 +106,7 @@ def _jobs(
         *metadata,
         keys.words,
         values.words,
-        *(side.offset for side in (keys, values) if not side.is_affine),
+        *(side.offset for side in (keys, values) if side.tables is not None),
     ]
     for segments in _pairs(keys, values):
         at, beside, tables = [], [], []
@@ -111,9 +114,11 @@ def _jobs(
             layout = side.layout
             words = side.words.data_ptr() + 4 * segment.unit * layout.pairs
             at += [words, layout.units * layout.pairs]
-            beside += [data.data_ptr() + 2 * segment.first * data.shape[2], data.shape[1] * data.shape[2]]
+            # The kernel counts metadata by 16 bits.
+            token = data.itemsize * data.shape[2]
+            beside += [data.data_ptr() + segment.first * token, data.shape[1] * token // 2]
             row = 4 * segment.levels * side.top
-            tables.append(0 if side.is_affine else side.offset.data_ptr() + row)
+            tables.append(0 if side.tables is None else side.offset.data_ptr() + row)
         kind = kinds.index(tuple(segment.levels for segment in segments))
         tokens = segments[0].tokens
         jobs += [
@@ -124,7 +129,7 @@ def _jobs(
 
 
 def _metadata(vectors: PackedVectors) -> Tensor:
-    """float16 [heads, tokens, n], contiguous: a token's scales and then its zeros, or its norm."""
+    """float16 [heads, tokens, n], contiguous: a token's scales and then its zeros, or its norm; of floats float32."""
     scale, zero = vectors.scale, vectors.zero
     if zero is None:
         return scale.contiguous()
@@ -137,5 +142,5 @@ def _metadata(vectors: PackedVectors) -> Tensor:
 
 def tile_rows(head_dim: int, sides: Sequence[tuple[int, int]]) -> int:
     """Rows of a tile, each of three tokens: as many as the registers hold."""
-    simple = all(kind == AFFINE for kind, _ in sides)
+    simple = all(kind in (AFFINE, E4M3, E5M2) for kind, _ in sides)
     return 64 if simple and head_dim <= 128 else 32 if head_dim <= 128 else 16

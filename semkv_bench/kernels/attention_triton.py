@@ -19,6 +19,8 @@ from semkv_bench.kernels.aligned_rows import (
     as_float16,
     code_unit,
     exponent,
+    float_codes,
+    float_unit,
     grouped_values,
     high_and_low,
     load_groups,
@@ -143,6 +145,12 @@ def attend_coded(
                 score = tl.dot(low, asked_high, score)
                 norm, _ = load_step(key_metadata, here, 2)
                 score = score * (norm * (unit / TABLE_UNIT))[:, None]
+            elif KEY_KIND > 2:
+                code = float_codes(digit, KEY_KIND, ROWS, WIDTH)
+                score = tl.dot(code, asked_high, out_dtype=tl.float32)
+                score = tl.dot(code, asked_low, score)
+                scale, _ = load_step(key_metadata, here, KEY_KIND)
+                score = score * (scale * (unit * float_unit(KEY_KIND)))[:, None]
             else:
                 code = as_float16(digit, ROWS, WIDTH)
                 score = tl.dot(code, asked_high, out_dtype=tl.float32)
@@ -193,6 +201,11 @@ def attend_coded(
                 weighted = tl.dot(tl.trans(high), weight_high, weighted)
                 weighted = tl.dot(tl.trans(high), weight_low, weighted)
                 weighted = tl.dot(tl.trans(low), weight_high, weighted)
+            elif VALUE_KIND > 2:
+                code = tl.trans(float_codes(digit, VALUE_KIND, ROWS, WIDTH))
+                weight_high, weight_low = high_and_low(weight * (steps[place] * _WEIGHT_UNIT)[:, None])
+                weighted = tl.dot(code, weight_high, weighted)
+                weighted = tl.dot(code, weight_low, weighted)
             else:
                 code = tl.trans(as_float16(digit, ROWS, WIDTH))
                 offset += weight * zeros[place][:, None]
@@ -205,6 +218,8 @@ def attend_coded(
         weighted = weighted * (CODE_UNIT / _WEIGHT_UNIT) + tl.sum(offset, axis=0)[None, :]
     elif VALUE_KIND == 2:
         weighted = weighted * (1.0 / (TABLE_UNIT * _WEIGHT_UNIT))
+    elif VALUE_KIND > 2:
+        weighted = weighted * (float_unit(VALUE_KIND) / _WEIGHT_UNIT)
     store_part(weighted, highest, tl.sum(total, axis=0), out, log_sums, member, group, channel, HEAD_DIM)
 
 

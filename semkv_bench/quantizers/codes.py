@@ -46,6 +46,16 @@ class Code(Part, ABC):
         return None
 
     @property
+    def packs(self) -> bool:
+        """Does it give codes that a cache can store, by ``encode`` and ``decode``?"""
+        return False
+
+    @property
+    def attended_element(self) -> str | None:
+        """The small floats that its codes are, where kernels attend to them with a scale a group; None: they do not."""
+        return None
+
+    @property
     def weighted(self) -> bool:
         """Does its calibration weigh values by the loss's gradient?"""
         return getattr(self, "weights", None) == "fisher"
@@ -72,6 +82,11 @@ class Code(Part, ABC):
 
 class ValueCode(Code):
     """A code for each value and 16-bit metadata with each group, which can be packed."""
+
+    @property
+    def packs(self) -> bool:
+        """See ``Code``."""
+        return True
 
     @abstractmethod
     def encode(self, grouped: Tensor, levels: int) -> tuple[Tensor, tuple[Tensor, ...]]:

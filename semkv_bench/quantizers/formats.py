@@ -179,8 +179,36 @@ class Float(Code):
         scale = float(prompt.abs().max() / top)
         return replace(self, tensor_scale=scale if scale > _LEAST_TENSOR else 1.0)
 
+    @property
+    def packs(self) -> bool:
+        """See ``Code``: of eight bits, with no scale or one of 32."""
+        known = self.tensor_scale != PROMPT and self.scale in ("none", "float32")
+        return known and self.element in _TYPES
+
+    @property
+    def attended_element(self) -> str | None:
+        """See ``Code``."""
+        return self.element if self.packs and self.scale == "float32" and self.tensor_scale == 1 else None
+
+    def encode(self, grouped: Tensor, levels: int) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Bits of the elements as numbers 0..255, float32 [..., members], and the scale [..., 1], if there is one."""
+        scales, scaled = (), grouped / grouped.new_tensor(self.tensor_scale)
+        if self.scale == "float32":
+            scales = (self._scale(grouped),)
+            scaled = scaled * (1 / scales[0])
+        return self._elements(scaled).view(torch.uint8).float(), scales
+
+    def decode(self, codes: Tensor, stored: tuple[Tensor, ...], levels: int | Tensor) -> Tensor:
+        """Values float32 [..., members]."""
+        values = codes.to(torch.uint8).view(getattr(torch, _TYPES[self.element])).float()
+        for scale in stored:
+            values = values * scale
+        return values * values.new_tensor(self.tensor_scale)
+
     def quantize_dequantize(self, grouped: Tensor, levels: int) -> Tensor:
         """See ``Code``."""
+        if self.packs:
+            return self.decode(*self.encode(grouped, levels), levels)
         if self.tensor_scale == PROMPT:
             raise UsageError("code.tensor_scale=prompt needs the prompt's keys and values; give a number")
         whole = grouped.new_tensor(self.tensor_scale)
@@ -192,10 +220,14 @@ class Float(Code):
             scale = exact.clamp(_LEAST_E4M3, _ELEMENTS["e4m3"][0]).to(torch.float8_e4m3fn).float()
             return self._rounded(grouped * ((1 / whole) / scale)) * (scale * whole)
         if self.scale == "float32":
-            scale = (largest / whole / _ELEMENTS[self.element][0]).clamp(min=self.eps)
+            scale = self._scale(grouped)
             return self._rounded(grouped / whole * (1 / scale)) * scale * whole
         scale = self._power_of_two(largest / whole)
         return self._rounded(grouped / whole / scale) * scale * whole
+
+    def _scale(self, grouped: Tensor) -> Tensor:
+        largest, whole = grouped.abs().amax(-1, keepdim=True), grouped.new_tensor(self.tensor_scale)
+        return (largest / whole / _ELEMENTS[self.element][0]).clamp(min=self.eps)
 
     def _power_of_two(self, largest: Tensor) -> Tensor:
         top, exponent, _ = _ELEMENTS[self.element]
@@ -205,11 +237,15 @@ class Float(Code):
             power = (largest / top).clamp(min=_LEAST_CEIL).log2().ceil()
         return torch.exp2(power.clamp(*_EXPONENTS).float())
 
+    def _elements(self, x: Tensor) -> Tensor:
+        """The nearest small floats of eight bits, of their own type; the largest beyond it."""
+        top = _ELEMENTS[self.element][0]
+        return x.clamp(-top, top).to(getattr(torch, _TYPES[self.element]))
+
     def _rounded(self, x: Tensor) -> Tensor:
         """The nearest element of x, the largest beyond it."""
-        top = _ELEMENTS[self.element][0]
         if self.element in _TYPES:
-            return x.clamp(-top, top).to(getattr(torch, _TYPES[self.element])).float()
+            return self._elements(x).float()
         table = x.new_tensor(_E2M1)
         middles, size = (table[1:] + table[:-1]) / 2, x.abs().contiguous()
         below, above = (torch.bucketize(size, middles, right=right) for right in (False, True))

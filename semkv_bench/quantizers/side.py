@@ -14,8 +14,8 @@ from semkv_bench.grid.cost import SideShape
 from semkv_bench.grid.levels import Storage, check_levels
 from semkv_bench.lazy import torch
 from semkv_bench.quantizers import calibration
-from semkv_bench.quantizers.base import Quantizer
-from semkv_bench.quantizers.codes import Code, Uniform, ValueCode
+from semkv_bench.quantizers.base import AlignedPrice, Quantizer
+from semkv_bench.quantizers.codes import Code, Uniform
 from semkv_bench.quantizers.exact import Budget, Channels, LowRank, Mix, Outliers, Pivots
 from semkv_bench.quantizers.granularity import TOGETHER, Granularity
 from semkv_bench.quantizers.groups import CLASS, Group
@@ -270,6 +270,12 @@ class Side(Quantizer):
         better = self.code.bits(max(levels, self.channels.levels))
         return code + share * (better[0] - code), packed + share * (better[1] - packed)
 
+    @property
+    def aligned(self) -> AlignedPrice | None:
+        """See ``Quantizer``: small floats with a scale a token and head, and no steps."""
+        plain = self.code.attended_element and not self.transform and self.group == _BY_TOKEN
+        return AlignedPrice(self) if plain and self.unpackable() is None else None
+
     def coded_bits(self, parts: Sequence[tuple[int, int]], shape: SideShape) -> float:
         """See ``Quantizer``; what all tokens of a stretch share is counted once for it, or for each of its classes."""
         whole = sum(tokens for _, tokens in parts)
@@ -296,7 +302,7 @@ class Side(Quantizer):
 
     def unpackable(self) -> str | None:
         """See ``Quantizer``: parts whose storage is simulated alone."""
-        if not isinstance(self.code, ValueCode):
+        if not self.code.packs:
             return f"{type(self.code).__name__} is simulated and gives no codes to store"
         if self.calibrated:
             return "what is fitted to a model is simulated"

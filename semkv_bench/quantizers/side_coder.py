@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from semkv_bench.errors import SemkvError, UsageError
+from semkv_bench.kernels import PackedVectors
 from semkv_bench.kernels.numerics import check_rows, finite_cast, note_finite
 from semkv_bench.lazy import torch
 from semkv_bench.quantizers.base import Coder, Encoded
@@ -205,6 +206,17 @@ class SideCoder(Coder):
         levels = stream.layout.levels().view(units.shape[0], 1, -1, 1).expand(units.shape)
         values = self.side.code.decode(group.split(units), tuple(kept[0]), group.split(levels)[..., :1])
         return finite_cast(self._undone(group.join(values, units.shape[1]), kept[1:]), dtype)
+
+    @property
+    def known_to_kernels(self) -> bool:
+        """See ``Coder``."""
+        return type(self) is SideCoder and self.side.aligned is not None
+
+    def kernel_vectors(self, packed: Packed) -> PackedVectors:
+        """See ``Coder``."""
+        (stream,), (scale,) = packed.streams, packed.by_token
+        element = self.side.code.attended_element
+        return PackedVectors(stream.layout, stream.words, scale.flatten(2), element=element)
 
     def _places(self, count: int) -> list[tuple[int, int]]:
         """Where the code's metadata lie among ``count`` tensors, then those of every step."""

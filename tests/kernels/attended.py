@@ -49,6 +49,8 @@ def piece(
 def vectors(x, layout, kind, groups=2):
     """x [heads, tokens, head_dim], tokens as they lie, coded."""
     levels = layout.levels()
+    if kind in FLOATS:
+        return floats(x, layout, kind)
     if kind == "codebook":
         top = 1 << (max(16, *layout.class_levels) - 1).bit_length()
         tables = codebook_tables(layout.head_dim, top, x.device)
@@ -60,6 +62,17 @@ def vectors(x, layout, kind, groups=2):
     # As the coder stores them: a token's scales and zeros side by side.
     metadata = torch.cat([scale[0], zero], dim=-1)
     return PackedVectors(layout, aligned.pack(codes[0], layout), *metadata.chunk(2, dim=-1))
+
+
+FLOATS = {"e4m3": (torch.float8_e4m3fn, 448.0), "e5m2": (torch.float8_e5m2, 57344.0)}
+
+
+def floats(x, layout, element):
+    """x as bits of small floats, each token's largest value the largest float."""
+    kind, top = FLOATS[element]
+    scale = (x.abs().amax(-1, keepdim=True) / top).clamp(min=1e-6)
+    codes = (x / scale).clamp(-top, top).to(kind).view(torch.uint8)
+    return PackedVectors(layout, aligned.pack(codes, layout), scale, element=element)
 
 
 MIXES = [(5,), (4,), (6, 5), (3, 2), (8, 7, 16), (9, 12), (24, 32), (100, 256), (2, 3, 7)]

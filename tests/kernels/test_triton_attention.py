@@ -2,9 +2,16 @@
 
 import pytest
 import torch
-from attended import Cache, piece, random_cache
+from attended import FLOATS, Cache, piece, random_cache
 
-from semkv_bench.kernels import attention_jobs, attention_reference, attention_triton
+from semkv_bench.kernels import (
+    AlignedLayout,
+    PackedVectors,
+    aligned,
+    attention_jobs,
+    attention_reference,
+    attention_triton,
+)
 
 # Scores and outputs are sums of up to 128 products of float16 with a high and a low part, each to 22 bits.
 CLOSE = {"rtol": 2e-5, "atol": 2e-5}
@@ -51,10 +58,46 @@ def test_several_jobs_of_several_tiles(device, canaries, monkeypatch):
     agree(Cache(query, query, rows, [], 0.25))
 
 
-def test_many_queries_share_a_head(device):
-    rows = [[piece(1, 40, 64, (5,), (5,), device=device)]]
-    query = torch.randn(1, 71, 64, generator=torch.Generator().manual_seed(1)).to(device)
+@pytest.mark.parametrize(("group", "head_dim"), [(71, 64), (128, 96), (64, 80)])
+def test_many_queries_share_a_head(group, head_dim, device):
+    rows = [[piece(1, 40, head_dim, (5,), (6,), device=device)]]
+    query = torch.randn(1, group, head_dim, generator=torch.Generator().manual_seed(1)).to(device)
     agree(Cache(query, query, rows, [], 0.125))
+
+
+@pytest.mark.parametrize(
+    ("kinds", "head_dim", "tokens"),
+    [
+        (("e4m3", "e4m3"), 64, 100),
+        (("e5m2", "e5m2"), 80, 49),
+        (("e4m3", "affine"), 20, 7),
+        (("codebook", "e4m3"), 16, 193),
+        (("grouped", "e5m2"), 96, 50),
+    ],
+)
+def test_small_floats(kinds, head_dim, tokens, device, canaries):
+    """Bits of fp8 become float16 without a conversion, subnormals among them, and no value is scaled by itself."""
+    counts = [(256,) if kind[0] == "e" else (5,) for kind in kinds]
+    keys, values = piece(2, tokens, head_dim, *counts, seed=tokens, kinds=kinds, device=device)
+    for side in (keys, values):
+        if side.element is not None:
+            side.scale[:, ::5] *= 1e-3
+    query = torch.randn(1, 6, head_dim, generator=torch.Generator().manual_seed(1)).to(device)
+    agree(Cache(query, query, [[(keys, values)]], [], head_dim**-0.5))
+
+
+@pytest.mark.parametrize("element", ["e4m3", "e5m2"])
+def test_every_small_float_is_exact(element, device):
+    """Attention over one token alone, whose channels have all bits there are, gives their values back."""
+    bits = torch.arange(256, dtype=torch.uint8)
+    expected = bits.view(FLOATS[element][0]).float()
+    bits[~expected.isfinite()] = 0
+    layout = AlignedLayout.build(torch.full((1,), 256, device=device), 1, 256)
+    words = aligned.pack(bits[None, None].to(device), layout)
+    side = PackedVectors(layout, words, torch.ones(1, 1, 1, device=device), element=element)
+    query = torch.zeros(1, 1, 256, device=device)
+    (out, _), _ = Cache(query, query, [[(side, side)]], [], 1.0).attended(attention_triton)
+    assert torch.equal(out[0, 0].cpu(), expected.where(expected.isfinite(), 0))
 
 
 @pytest.mark.parametrize("size", [60.0, 1e-4, 0.0])

@@ -23,6 +23,9 @@ SIMULATED = {"gear", "gear_l", "kitty", "kvarn", "nsnquant", "ott", "qserve", "z
 PACKED = [
     "affine",
     "atom",
+    "fp8",
+    "fp8_e5m2",
+    "fp8_per_token_head",
     "hadamard",
     "hf_quanto",
     "intactkv",
@@ -90,6 +93,18 @@ def test_windows_layers_and_every_coder_answer_as_in_the_sweep(tiny_llama, setti
 @pytest.mark.parametrize("made", FROM_FILES, ids=lambda made: made[0])
 def test_methods_from_parts_answer_as_in_the_sweep(tiny_llama, made, parts):
     _answers_as_swept(tiny_llama, of_file(made[0], 4, *made[1]), parts)
+
+
+def test_attention_over_the_bits_of_small_floats_answers_as_in_the_sweep(tiny_llama):
+    setting, ids = of_file("fp8_per_token_head", 4), some_ids(43)
+    assert setting.aligns and setting.aligned_storage(128).effective_bits == 8.25
+    assert not of_file("fp8", 4).aligns and not of_file("kivi", 4).aligns
+    cache = SemKVCache(tiny_llama.model.config, setting, attention="packed", parts="both", block=8)
+    expected = SemKVCache(tiny_llama.model.config, setting, parts="both", block=8)
+    assert greedy(tiny_llama, cache, ids, new=12) == greedy(tiny_llama, expected, ids, new=12)
+    (side, _), pieces = cache.layers[0].sides, cache.layers[0].pieces_seen
+    assert side.coder.known_to_kernels and pieces is not None
+    assert {vectors.element for row in pieces.work for pair in row for vectors in pair} == {"e4m3"}
 
 
 def _answers_as_swept(loaded, setting, parts):
