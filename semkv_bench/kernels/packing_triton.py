@@ -17,7 +17,8 @@ from semkv_bench.kernels.packed_rows import dequantize, load_codes, locate
 
 __all__ = ["pack", "unpack", "unpack_dequantize"]
 
-_BLOCKS = 65520  # of one launch: the second axis of a grid has 65,535 programs, and 16 blocks keep pointers aligned
+# Of one launch: the second axis of a grid has 65,535 programs, and whole sixteens keep pointers aligned.
+_BLOCKS = 65520
 
 
 @triton.jit
