@@ -28,7 +28,7 @@ from semkv_bench.engine.through import read_through
 from semkv_bench.engine.uneven import takes_padded_prompts, takes_uneven_rows
 from semkv_bench.errors import SemkvError
 from semkv_bench.importance import metric
-from semkv_bench.models.architecture import begins_anew, read_whole
+from semkv_bench.models.architecture import begins_anew, length_dependent, read_whole
 from semkv_bench.models.device import memory_total
 from semkv_bench.models.load import LoadedModel
 from semkv_bench.protocols.rule import PREFILL, CodingRule
@@ -235,7 +235,8 @@ class Engine:
 
     @cached_property
     def _padded(self) -> bool:
-        return takes_padded_prompts(self.loaded)
+        # Angles that hang on the length would be those of the longest prompt.
+        return not length_dependent(self.loaded.model.config) and takes_padded_prompts(self.loaded)
 
     def prefill(
         self,

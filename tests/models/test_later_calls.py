@@ -92,6 +92,7 @@ def test_a_rotary_embedding_that_hangs_on_the_length_is_read_whole(tmp_path, mon
     engine = Engine(loaded, EngineOptions())
     engine.prefill(IDS[:20], document="d")
     assert _away([engine.prefill(IDS, document="d").hidden], whole[:1]) == 0
+    assert not engine._padded
     # That parts would differ is why.
     monkeypatch.setattr(Engine, "_undivided", None)
     assert _away(_prefilled(loaded, 8), whole) > 1e-2
