@@ -1,8 +1,9 @@
 """Compare what ``plan on=cpu`` would estimate with what this machine takes: prefill and decoding of the embedded model.
 
-The estimate is the one of ``semkv_bench.plan.roofline``, from rates that are measured here by products, attention and
-sums alone; nothing is fitted to the model's own times. Both are taken at two prompt lengths and two numbers of rows,
-in seconds that the processor spent on this process, one thread. ``python benchmarks/roofline_check.py --help``.
+The estimate is the one of ``semkv_bench.plan.roofline``, from rates that are measured here by products, attention,
+sums and a model of no size; nothing is fitted to the model's own times. Both are taken at two prompt lengths and two
+numbers of rows, in seconds that the processor spent on this process, one thread.
+``python benchmarks/roofline_check.py --help``.
 """
 
 import argparse
@@ -10,54 +11,62 @@ import json
 import os
 import time
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest import mock
 
 import torch
 from stock import CLOCKS
 from sweep_speed import LEVELS, staged
 
+from semkv_bench.engine import engine as engines
 from semkv_bench.engine.batching import row_bytes
 from semkv_bench.engine.engine import Engine
 from semkv_bench.engine.outcome import Request
+from semkv_bench.engine.prefill import Prefilled
 from semkv_bench.models.device import describe
 from semkv_bench.models.embedded import EmbeddedModel
 from semkv_bench.plan import accelerators
+from semkv_bench.plan.accelerators import Accelerator
 from semkv_bench.plan.memory import Weights, weights_of
 from semkv_bench.plan.roofline import Forward
 from semkv_bench.quantizers import Affine
 from semkv_bench.settings.setting import FULL, uniform_settings
 
-STEPS = 8
+STEPS = 6
 
 
-def measured(engine: Engine, tokens: int, rows: int) -> dict[str, float]:
-    """Seconds of the prefill and of one decoding step with ``rows`` rows behind ``tokens`` tokens."""
-    settings = [FULL, *uniform_settings(Affine(), Affine(), LEVELS[12][: rows - 1])]
-    drawn = torch.randint(3, 40_000, (tokens + 1,), generator=torch.Generator().manual_seed(tokens))
-    found: dict[int, dict[str, float]] = {}
+def measured_prefill(engine: Engine, ids: list[int]) -> tuple[Prefilled, float]:
+    """The prompt but its last token, and the seconds that reading it takes."""
+    seconds: dict[str, float] = {}
+    prefilled = staged(lambda: engines.prefill(engine.loaded, ids[:-1]), seconds, CLOCKS["processor"])
+    return prefilled, seconds["prefill"]
+
+
+def measured_step(engine: Engine, ids: list[int], prefilled: Prefilled, rows: int) -> float:
+    """Seconds of one decoding step with ``rows`` rows behind a prompt."""
+    settings, found = [FULL, *uniform_settings(Affine(), Affine(), LEVELS[12][: rows - 1])], {}
     for limit in (1, 1 + STEPS):
         # An end token that is held back, and a reference that no row says: every row takes every step.
-        request = Request(drawn.tolist(), [5], limit, frozenset({0}), min_new_tokens=limit)
+        request = Request(ids, [5], limit, frozenset({0}), min_new_tokens=limit)
         seconds: dict[str, float] = {}
-        staged(lambda asked=request: engine.run(asked, settings), seconds, CLOCKS["processor"])
-        found[limit] = seconds
-    step = (found[1 + STEPS]["decoding"] - found[1]["decoding"]) / STEPS
-    return {"prefill": min(seconds["prefill"] for seconds in found.values()), "step": step}
+        answer = partial(engine.answer, request, settings, prefilled=prefilled)
+        staged(answer, seconds, CLOCKS["processor"])
+        found[limit] = seconds["decoding"]
+    return (found[1 + STEPS] - found[1]) / STEPS
 
 
-def estimated(engine: Engine, weights: Weights, tokens: int, rows: int) -> dict[str, Any]:
-    """The same from the rates of this processor, which are measured now."""
+def rates(engine: Engine, weights: Weights, rows: int) -> Accelerator:
+    """What this processor does, measured by its own time."""
     shape = engine.loaded.shape
     with mock.patch.object(accelerators.time, "perf_counter", CLOCKS["processor"]):
-        cpu = accelerators.this_cpu(weights, shape.kv_heads, shape.head_dim, rows)
-    forward = Forward(cpu, weights, shape.layers)
-    read = rows * row_bytes(shape, tokens, weights.itemsize)
-    step = forward.seconds(rows, 1, tokens, read, logits=rows)
-    rates = {name: value for name, value in asdict(cpu).items() if name not in ("name", "memory")}
-    return {"prefill": forward.seconds(1, tokens), "step": step, "rates": rates}
+        return accelerators.this_cpu(weights, shape.kv_heads, shape.head_dim, rows)
+
+
+def compared(measured: float, estimated: float) -> dict[str, float]:
+    """Both, and by how much the estimate is off."""
+    return {"measured_s": measured, "estimated_s": estimated, "off": round(estimated / measured - 1, 3)}
 
 
 def main() -> None:
@@ -72,17 +81,25 @@ def main() -> None:
     began = time.process_time()
     source = EmbeddedModel()
     engine, cases = Engine(source.load()), []
-    weights = weights_of(SimpleNamespace(source=source))
-    measured(engine, 64, 2)  # the first calls allocate
-    for tokens in arguments.lengths:
-        for rows in arguments.rows:
-            found, expected = measured(engine, tokens, rows), estimated(engine, weights, tokens, rows)
-            case = {"tokens": tokens, "rows": rows, "rates": expected["rates"]}
-            for stage, seconds in found.items():
-                off = expected[stage] / seconds - 1
-                case[stage] = {"measured_s": seconds, "estimated_s": expected[stage], "off": round(off, 3)}
+    weights, shape = weights_of(SimpleNamespace(source=source)), engine.loaded.shape
+    known = {rows: rates(engine, weights, rows) for rows in arguments.rows}
+    for number, tokens in enumerate([64, *arguments.lengths]):
+        drawn = torch.randint(3, 40_000, (tokens + 1,), generator=torch.Generator().manual_seed(tokens))
+        prefilled, seconds = measured_prefill(engine, drawn.tolist())
+        for rows, cpu in known.items():
+            step = measured_step(engine, drawn.tolist(), prefilled, rows)
+            if not number:  # the first calls allocate
+                continue
+            forward = Forward(cpu, weights, shape.layers)
+            read = rows * row_bytes(shape, tokens, weights.itemsize)
+            case = {
+                "tokens": tokens,
+                "rows": rows,
+                "prefill": compared(seconds, forward.seconds(1, tokens)),
+                "step": compared(step, forward.seconds(rows, 1, tokens, read, logits=rows)),
+            }
             cases.append(case)
-            print({name: value for name, value in case.items() if name != "rates"}, flush=True)
+            print(case, flush=True)
     outcome = {
         "what": "what plan estimates for this processor beside what it takes: prefill, and one step of all rows",
         "model": engine.loaded.label,
@@ -92,6 +109,9 @@ def main() -> None:
         "clock": "processor",
         "took_s": round(time.process_time() - began, 1),
         "farthest_off": max((case[stage]["off"] for case in cases for stage in ("prefill", "step")), key=abs),
+        "rates": {
+            rows: {k: v for k, v in asdict(cpu).items() if k != "memory"} for rows, cpu in known.items()
+        },
         "cases": cases,
     }
     print(f"farthest off: {outcome['farthest_off']:+.0%}, in {outcome['took_s']} s")

@@ -4,7 +4,8 @@ A stage is a sum over what its forward passes do one after the other, and each o
 (Williams, Waterman and Patterson, 2009): its arithmetic at the rate of products, and its bytes at the rate of the
 memory. Three kinds are counted: products with weights; attention over what is stored; and all that goes over
 activations value by value (norms, rotations, gates, sums), which transformers runs operation by operation. Starting
-operations is counted where it was measured. Python around them and tokenizing are not in it.
+operations from Python is counted where it was measured. What the engine does between passes, and tokenizing, are not in
+it.
 """
 
 from dataclasses import dataclass
@@ -22,9 +23,6 @@ __all__ = ["Forward", "Roofline", "Stages", "estimate_on"]
 # width between: two norms (7 each), two sums (3 each), rotation of queries and keys (10), attention's output (2); and
 # the gate (2), its product (3).
 _PER_HIDDEN, _PER_INTERMEDIATE = 32, 5
-# Operations of a layer: 7 products; 6 a norm; 5 to rotate queries, and keys; 4 to store keys and values; attention, the
-# gate and sums; and as many views as all of these, which also have to be started.
-_OPERATIONS = 2 * (7 + 2 * 6 + 2 * 5 + 4 + 5)
 _LOGIT_PASSES = 8  # of logits in float32: converted, normalised, compared
 
 
@@ -84,7 +82,7 @@ class Forward:
         attention = max(4 * hidden * self.layers * pairs / at.rate(size), at.attended(read))
         each = _PER_HIDDEN * hidden + _PER_INTERMEDIATE * self.weights.intermediate
         passed = at.passed(tokens * self.layers * each * size + logits * vocabulary * 4 * _LOGIT_PASSES)
-        return products + attention + passed + calls * self.layers * _OPERATIONS * at.call
+        return products + attention + passed + calls * self.layers * at.starting
 
 
 def estimate_on(plan: Plan, weights: Weights, name: str) -> Roofline:
