@@ -179,7 +179,8 @@ def unpack_kernel(
     powers,  # int64 [257, 16], L**j
     scale,  # float16 [heads, tokens, GROUPS], or norms
     offset,  # float16 zeros [heads, tokens, GROUPS], or float32 centroids [top + 1, top]
-    out,  # codes uint8, or values [heads, tokens, head_dim], contiguous
+    out,  # codes uint8, or values [heads, tokens, head_dim], a head contiguous
+    out_head,  # from one head to the next
     tokens,
     classes,
     top,
@@ -209,7 +210,7 @@ def unpack_kernel(
     base += head * head_bits
     code = load_codes(here, powers, levels, digits, bits, rank, base, column, mask, HEAD_DIM, ARITHMETIC)
     row = head.to(tl.int64) * tokens + token
-    at = row[:, None] * HEAD_DIM + column[None, :]
+    at = (head.to(tl.int64) * out_head + token * HEAD_DIM)[:, None] + column[None, :]
     if CODES:
         tl.store(out + at, code.to(tl.uint8), mask=mask)
     else:
@@ -272,12 +273,11 @@ def unpack_dequantize(
     shape = packed.layout.heads, packed.layout.tokens, packed.layout.head_dim
     if out is None:
         out = torch.empty(shape, dtype=dtype, device=packed.words.device)
-    if out.shape != shape:
-        raise ValueError(f"out must be [heads, tokens, head_dim] {shape}, not {tuple(out.shape)}")
-    # The kernel writes heads without gaps; what has gaps is copied to.
-    values = out if out.is_contiguous() else torch.empty(shape, dtype=out.dtype, device=out.device)
-    _launch_unpack(packed.words, packed.layout, values, packed)
-    return out if values is out else out.copy_(values)
+    # A head's tokens follow each other without gaps, as in a cache; heads lie wherever they do.
+    if out.shape != shape or out.stride()[1:] != (shape[2], 1):
+        raise ValueError(f"out must be [heads, tokens, head_dim] {shape} with tokens side by side")
+    _launch_unpack(packed.words, packed.layout, out, packed)
+    return out
 
 
 def _launch_unpack(words: Tensor, layout: PackedLayout, out: Tensor, packed: PackedVectors | None) -> None:
@@ -296,6 +296,7 @@ def _launch_unpack(words: Tensor, layout: PackedLayout, out: Tensor, packed: Pac
         None if packed is None else packed.scale.contiguous(),
         None if packed is None else packed.offset.contiguous(),
         out,
+        out.stride(0),
         layout.tokens,
         len(layout.class_levels),
         0 if packed is None else packed.top,
