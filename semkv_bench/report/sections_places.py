@@ -241,8 +241,8 @@ def perturbed_section(report: Report) -> Section | None:
         finding,
         note="Each prompt as it was written and with seeded slips of the finger, odd capitals or loose punctuation, "
         "numbers and answers left as they are. What counts is the change of the setting less that of full precision on "
-        "the same prompts. p-values are Holm-adjusted over all rows; loses as much is within the margin. A setting that "
-        "scores nothing has nothing left to lose, and is shown to lose less. All other tables are over both wordings "
-        "together, one prompt being one cluster.",
+        "the same prompts. p-values are Holm-adjusted over all rows; loses as much is within the margin. A setting "
+        "that scores nothing has nothing left to lose, and is shown to lose less. All other tables are over both "
+        "wordings together, one prompt being one cluster.",
         tables=(("", table_of(report.perturbed, _PERTURBED)),),
     )
