@@ -214,7 +214,9 @@ def too_few(plan: Plan) -> str | None:
     have = len(set(map(cluster_of, plan.examples)))
     if have >= least:
         return None
-    examples = f"{count} examples" if have == count else f"{count} examples about {have} documents"
+    examples = f"{count} example{'' if count == 1 else 's'}"
+    if have < count:
+        examples += f" about {have} document{'' if have == 1 else 's'}"
     return (
         f"{examples} cannot show that any setting is equivalent at stats.margin={options.margin:g}, even if "
         f"every answer stays the same: that takes {least} (more per_task or seeds, or a wider margin)"
