@@ -8,6 +8,9 @@ from functools import partial
 import torch
 from torch import nn
 
+from semkv_bench.engine.attention import row_attention
+from semkv_bench.engine.rows import RowCache
+from semkv_bench.models.load import LoadedModel
 from semkv_bench.plan.memory import Weights
 
 __all__ = ["ACCELERATORS", "Accelerator", "this_cpu"]
@@ -16,6 +19,7 @@ __all__ = ["ACCELERATORS", "Accelerator", "this_cpu"]
 _OF_PEAK, _OF_BANDWIDTH = 0.5, 0.7
 _WIDE = 256  # rows of a product from which it runs at its peak
 _BEYOND_CACHES = 2**27  # bytes
+_PASSING_BY = 2**24  # bytes, about a layer of a small model
 _STAYS = 2**20  # bytes that stay in a core's cache
 _MEASURED = 0.15  # seconds, of each kind of work
 
@@ -27,7 +31,7 @@ class Accelerator:
     of_peak, of_bandwidth: shares of these that are counted on; 1 where they were measured. Measured, or else as the
     others say: thin: operations a second of a product of ``thin_rows`` rows with weights that come from memory;
     passing: bytes a second of operations that go over activations value by value; attending: bytes a second of keys and
-    values that attention of single queries reads; starting: seconds to start the operations of one layer, in Python.
+    values that attention of single queries reads; starting: seconds to start the operations of one layer from Python.
     """
 
     name: str
@@ -122,19 +126,27 @@ def _attention(heads: int, head_dim: int, rows: int) -> float:
 
 
 def _starting() -> float:
-    """Seconds that a step of one token takes for every layer of a Llama so small that nothing else counts."""
+    """Seconds that a step of the engine takes for every layer of a Llama so small that nothing else counts.
+
+    Before each layer, memory is read as weights would be, so that the caches hold no more of Python than they would.
+    """
     # Here, and not at the top: a plan for other accelerators need not wait for it.
-    from transformers import DynamicCache, LlamaConfig, LlamaModel
+    from transformers import LlamaConfig, LlamaForCausalLM
 
     size = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 2, "num_key_value_heads": 1}
-    layers = (1, 9)
-    seconds = []
+    read, token = torch.rand(_PASSING_BY // 4), torch.zeros(1, 1, dtype=torch.int64)
+    layers, seconds = (1, 9), []
     for count in layers:
-        model = LlamaModel(LlamaConfig(vocab_size=8, num_hidden_layers=count, **size)).eval()
-        cache = DynamicCache(config=model.config)
-        token = torch.zeros(1, 1, dtype=torch.int64)
-        seconds.append(_seconds(partial(model, input_ids=token, past_key_values=cache, use_cache=True)))
-    return max(0.0, seconds[1] - seconds[0]) / (layers[1] - layers[0])
+        model = LlamaForCausalLM(LlamaConfig(vocab_size=8, num_hidden_layers=count, **size)).eval()
+        loaded, rows = LoadedModel(model, None, "small", None), RowCache(model.config)
+        for layer in model.model.layers:
+            layer.register_forward_pre_hook(lambda *_: read.sum() and None)
+        rows.reserve(1, 2**16)
+        with row_attention(loaded, rows):
+            step = partial(loaded.decoder, input_ids=token, use_cache=True, **{loaded.cache_keyword: rows})
+            seconds.append(_seconds(step))
+    each = (seconds[1] - seconds[0]) / (layers[1] - layers[0])
+    return max(0.0, each - _seconds(read.sum))
 
 
 def _seconds(run: Callable[[], object]) -> float:
