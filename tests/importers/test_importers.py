@@ -402,6 +402,7 @@ def test_bits_must_be_given_where_the_log_tells_none(tmp_path):
         _records("lm-eval", {"fp8": (path, 8)})
 
 
+@pytest.mark.slow
 def test_the_command_exports_what_it_imported(tmp_path, without_figures):
     full, small = (_lm_eval(tmp_path / name, [1, 0] * 6) for name in "ab")
     given = ["cliff-report", "import=lm-eval", f"full={full}", f"fp8:8={small}", f"out={tmp_path / 'out'}"]
