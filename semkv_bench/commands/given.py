@@ -99,6 +99,17 @@ class Given:
             found[key].append(value)
         return found
 
+    def one(self, key: str, default: str = "") -> str:
+        """The value of ``key`` in ``named``, or ``default``.
+
+        Raises:
+            UsageError: it was given more than once.
+        """
+        values = self.named[key]
+        if len(values) > 1:
+            raise UsageError(f"{self.options.command} takes one {key}, not {' and '.join(values)}")
+        return values[0] if values else default
+
     def tell(self, content: Any) -> None:
         """Print ``content`` as JSON; a closed pipe is no error."""
         print_plain(json.dumps(content, indent=1, ensure_ascii=False))

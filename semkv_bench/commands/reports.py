@@ -11,7 +11,6 @@ from semkv_bench.console import ERR, OUT, print_plain
 from semkv_bench.errors import MissingError, UsageError
 
 _BESIDE_IMPORT = ("stats", "out", "export", "log")
-_SHOW = {"run": "", "setting": "", "only": "all"}
 
 
 def cliff_report(given: Given) -> None:
@@ -81,13 +80,13 @@ def atlas(given: Given) -> None:
         folders_of(runs)
     from semkv_bench.report.atlas import ATLAS, make_atlas
 
-    make_atlas(runs, Path([ATLAS, *given.named["out"]][-1]).expanduser(), OUT)
+    make_atlas(runs, Path(given.one("out", str(ATLAS))).expanduser(), OUT)
 
 
 def show(given: Given) -> None:
     from semkv_bench.records.runs import check_run
 
-    run, setting, only = ([default, *given.named[key]][-1] for key, default in _SHOW.items())
+    run, setting, only = given.one("run"), given.one("setting"), given.one("only", "all")
     if not run or not setting:
         raise UsageError(
             "show needs run=DIR and setting=NAME, for example run=results/runs/mine setting=affine-L4"
@@ -99,9 +98,9 @@ def show(given: Given) -> None:
 
 
 def badge(given: Given) -> None:
-    if len(given.named["run"]) != 1:
+    if not given.named["run"]:
         raise UsageError("badge takes one folder of a run or a report: semkv-bench badge run=DIR")
-    folder = Path(given.named["run"][0]).expanduser()
+    folder = Path(given.one("run")).expanduser()
     if not folder.is_dir():
         raise MissingError(f"{folder} does not exist; give run=DIR of a sweep or a report")
     from semkv_bench.report.badge import badge, badge_line
