@@ -18,7 +18,8 @@ from semkv_bench.models.device import describe
 from semkv_bench.models.embedded import EmbeddedModel
 from semkv_bench.quantizers import Affine
 from semkv_bench.settings import Evictions
-from semkv_bench.settings.setting import FULL, Setting, uniform_settings
+from semkv_bench.settings.sets import uniform_settings
+from semkv_bench.settings.setting import FULL, Setting
 from semkv_bench.tasks import Synthetic
 
 GRID = [64, 32, 16, 14, 12, 10, 8, 7, 6, 5, 4, 3]

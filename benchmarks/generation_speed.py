@@ -26,7 +26,8 @@ from semkv_bench.models.embedded import EmbeddedModel
 from semkv_bench.models.load import LoadedModel
 from semkv_bench.protocols.rule import CodingRule, coder_seed
 from semkv_bench.quantizers import Affine
-from semkv_bench.settings.setting import FULL, Setting, uniform_settings
+from semkv_bench.settings.sets import uniform_settings
+from semkv_bench.settings.setting import FULL, Setting
 from semkv_bench.tasks import Synthetic
 
 LEVELS = [64, 32, 16, 12, 8, 7, 6, 5, 4, 3, 2]  # with full: 12 settings

@@ -15,7 +15,8 @@ from semkv_bench.engine.engine import Engine, Request
 from semkv_bench.models.device import describe
 from semkv_bench.models.embedded import EmbeddedModel
 from semkv_bench.quantizers import Affine
-from semkv_bench.settings.setting import FULL, uniform_settings
+from semkv_bench.settings.sets import uniform_settings
+from semkv_bench.settings.setting import FULL
 from semkv_bench.tasks import Synthetic
 
 

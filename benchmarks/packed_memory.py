@@ -40,7 +40,8 @@ from semkv_bench.engine.batching import row_bytes
 from semkv_bench.models.device import describe
 from semkv_bench.models.embedded import EmbeddedModel
 from semkv_bench.quantizers import Affine, TurboQuant
-from semkv_bench.settings.setting import Setting, TwoLevelMixes, uniform_settings
+from semkv_bench.settings.sets import TwoLevelMixes, uniform_settings
+from semkv_bench.settings.setting import Setting
 
 NOTHING, DYNAMIC = "nothing", "dynamic"
 TOLERANCE = 0.02

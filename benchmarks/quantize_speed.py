@@ -18,7 +18,7 @@ from semkv_bench.engine.engine import Engine
 from semkv_bench.models.device import describe
 from semkv_bench.models.embedded import EmbeddedModel
 from semkv_bench.quantizers import Affine, Quantizer, TurboQuant
-from semkv_bench.settings.setting import uniform_settings
+from semkv_bench.settings.sets import uniform_settings
 from semkv_bench.tasks import Synthetic
 
 LEVELS = [16, 14, 12, 10, 9, 8, 7, 6, 5, 4, 3, 2]

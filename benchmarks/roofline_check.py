@@ -32,7 +32,8 @@ from semkv_bench.plan.accelerators import Accelerator
 from semkv_bench.plan.memory import Weights, weights_of
 from semkv_bench.plan.roofline import Forward
 from semkv_bench.quantizers import Affine
-from semkv_bench.settings.setting import FULL, uniform_settings
+from semkv_bench.settings.sets import uniform_settings
+from semkv_bench.settings.setting import FULL
 
 STEPS = 6
 

@@ -32,7 +32,8 @@ from semkv_bench.models.device import describe
 from semkv_bench.models.embedded import EmbeddedModel
 from semkv_bench.models.load import LoadedModel
 from semkv_bench.quantizers import Affine
-from semkv_bench.settings.setting import FULL, Setting, uniform_settings
+from semkv_bench.settings.sets import uniform_settings
+from semkv_bench.settings.setting import FULL, Setting
 from semkv_bench.tasks import Synthetic
 
 # With full, 12 and 60 settings; half of each lie above the cliff of the small model.

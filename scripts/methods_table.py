@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from semkv_bench.config.choices import choice_file, names_of
 from semkv_bench.config.compose import build
 from semkv_bench.grid.cost import LayerShape, SideShape
-from semkv_bench.settings.setting import uniform_settings
+from semkv_bench.settings.sets import uniform_settings
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "methods.md"

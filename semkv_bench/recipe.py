@@ -18,7 +18,8 @@ from semkv_bench.records.folder import charter_hash
 from semkv_bench.records.runs import RUNS, new_folder, one_at_a_time
 from semkv_bench.report.command import run_report
 from semkv_bench.report.files import write_all
-from semkv_bench.settings.setting import FULL, GridOnly
+from semkv_bench.settings.sets import GridOnly
+from semkv_bench.settings.setting import FULL
 from semkv_bench.stats.plain import plain
 from semkv_bench.stats.result import Report
 from semkv_bench.sweep.command import run_plan

@@ -5,7 +5,8 @@ from transformers import LlamaConfig
 
 from semkv_bench.engine.engine import Engine, Request
 from semkv_bench.quantizers import Affine, TurboQuant
-from semkv_bench.settings.setting import FULL, TwoLevelMixes, uniform_settings
+from semkv_bench.settings.sets import TwoLevelMixes, uniform_settings
+from semkv_bench.settings.setting import FULL
 
 AFFINE, TURBO = Affine(), TurboQuant()
 

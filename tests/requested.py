@@ -4,7 +4,7 @@ import torch
 
 from semkv_bench.engine.engine import Request, Turn
 from semkv_bench.quantizers import Affine, TurboQuant
-from semkv_bench.settings.setting import TwoLevelMixes, uniform_settings
+from semkv_bench.settings.sets import TwoLevelMixes, uniform_settings
 
 GRID = uniform_settings(Affine(), Affine(), [16, 5, 3, 2])
 MIXED = TwoLevelMixes(6, 2, 0.25, ["key_norm", "value_norm", "recency"], ["shared", "layer"]).settings(

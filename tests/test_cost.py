@@ -12,7 +12,8 @@ from semkv_bench.engine.engine import Engine
 from semkv_bench.grid.cost import LayerShape, SideShape, Stored, Tokens, cost, joined
 from semkv_bench.protocols.rule import PREFILL, CodingRule
 from semkv_bench.quantizers import Affine, TurboQuant, TurboQuantSplit
-from semkv_bench.settings.setting import FULL, Pruned, TwoLevelMixes, uniform_settings
+from semkv_bench.settings.sets import Pruned, TwoLevelMixes, uniform_settings
+from semkv_bench.settings.setting import FULL
 
 SHAPE = SideShape(8, 128)
 LAYERS = (LayerShape(SHAPE, SHAPE),) * 4

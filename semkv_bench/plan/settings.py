@@ -10,7 +10,8 @@ from semkv_bench.config.compose import build
 from semkv_bench.errors import UsageError
 from semkv_bench.quantizers.base import Quantizer, Sides
 from semkv_bench.settings.reading import ReadAll
-from semkv_bench.settings.setting import FULL, Setting, uniform_settings
+from semkv_bench.settings.sets import uniform_settings
+from semkv_bench.settings.setting import FULL, Setting
 
 __all__ = ["method_pairs", "planned_settings", "quantizers"]
 

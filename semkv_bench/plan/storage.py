@@ -17,7 +17,8 @@ from semkv_bench.grid.cost import Cost
 from semkv_bench.models.known import CONFIGURATION, PUBLICATION, published
 from semkv_bench.models.shape import ModelShape
 from semkv_bench.plan.settings import quantizers
-from semkv_bench.settings.setting import FULL, Setting, uniform_settings
+from semkv_bench.settings.sets import uniform_settings
+from semkv_bench.settings.setting import FULL, Setting
 
 __all__ = ["published_words", "show_storage", "storage_rows"]
 

@@ -8,7 +8,8 @@ from semkv_bench.errors import UsageError
 from semkv_bench.grid.cost import SIDES, LayerShape
 from semkv_bench.quantizers.base import Quantizer
 from semkv_bench.search.budget import Option, cheapest, choose, spread
-from semkv_bench.settings.setting import FULL, Setting, uniform_settings
+from semkv_bench.settings.sets import uniform_settings
+from semkv_bench.settings.setting import FULL, Setting
 
 __all__ = ["PAIRS", "Cache", "LevelsBySide", "usual"]
 

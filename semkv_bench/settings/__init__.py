@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from semkv_bench.settings.eviction import Evict, Evictions
     from semkv_bench.settings.one_at_a_time import OneAtATime
     from semkv_bench.settings.reading import BlockReads, ReadAll, Reading
-    from semkv_bench.settings.setting import FULL, GridOnly, Pruned, Setting, TwoLevelMixes, uniform_settings
+    from semkv_bench.settings.sets import GridOnly, Pruned, TwoLevelMixes, uniform_settings
+    from semkv_bench.settings.setting import FULL, Setting
 
 __all__ = [
     "BUDGETS",

@@ -21,7 +21,8 @@ from semkv_bench.lazy import torch
 from semkv_bench.quantizers.base import Quantizer, pair_label
 from semkv_bench.settings.allocation import PER_LAYER, Uniform
 from semkv_bench.settings.budgets import budget
-from semkv_bench.settings.setting import Coded, Setting, TwoLevelMixes, check_tokenwise, listed
+from semkv_bench.settings.sets import TwoLevelMixes, check_tokenwise, listed
+from semkv_bench.settings.setting import Coded, Setting
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -13,7 +13,8 @@ from semkv_bench.grid.levels import check_levels
 from semkv_bench.lazy import torch
 from semkv_bench.quantizers.base import Quantizer, pair_label
 from semkv_bench.settings.allocation import Uniform
-from semkv_bench.settings.setting import Coded, Setting, check_tokenwise, listed
+from semkv_bench.settings.sets import check_tokenwise, listed
+from semkv_bench.settings.setting import Coded, Setting
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -15,7 +15,8 @@ from semkv_bench.engine.rows import RowCache
 from semkv_bench.protocols.rule import PREFILL, CodingRule, coder_seed
 from semkv_bench.quantizers import Affine, TurboQuant
 from semkv_bench.quantizers.affine import AffineCoder
-from semkv_bench.settings.setting import FULL, TwoLevelMixes
+from semkv_bench.settings.sets import TwoLevelMixes
+from semkv_bench.settings.setting import FULL
 
 # What is coded, and how often
 

@@ -20,7 +20,8 @@ from semkv_bench.importance.hooks import watch_attention
 from semkv_bench.protocols.rule import PREFILL, CodingRule
 from semkv_bench.quantizers import Affine
 from semkv_bench.settings import Evictions
-from semkv_bench.settings.setting import FULL, Pruned
+from semkv_bench.settings.sets import Pruned
+from semkv_bench.settings.setting import FULL
 
 LENGTH, KEPT = 40, 25
 

@@ -11,7 +11,8 @@ from semkv_bench.engine.engine import Engine, Request
 from semkv_bench.engine.options import EngineOptions
 from semkv_bench.errors import SemkvError, UsageError
 from semkv_bench.quantizers import Affine, NonFiniteError
-from semkv_bench.settings.setting import FULL, uniform_settings
+from semkv_bench.settings.sets import uniform_settings
+from semkv_bench.settings.setting import FULL
 
 GRID = uniform_settings(Affine(), Affine(), [16, 5, 3, 2])
 

@@ -7,7 +7,8 @@ from semkv_bench.engine.engine import Engine
 from semkv_bench.engine.options import EngineOptions
 from semkv_bench.protocols.rule import CodingRule
 from semkv_bench.quantizers import Affine, Keep, Method
-from semkv_bench.settings.setting import FULL, uniform_settings
+from semkv_bench.settings.sets import uniform_settings
+from semkv_bench.settings.setting import FULL
 
 SMALL = Method(
     "small_kivi",

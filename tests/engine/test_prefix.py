@@ -7,7 +7,8 @@ from semkv_bench.engine import engine as running
 from semkv_bench.engine.engine import Engine, Request
 from semkv_bench.errors import SemkvError
 from semkv_bench.quantizers import Affine
-from semkv_bench.settings.setting import FULL, uniform_settings
+from semkv_bench.settings.sets import uniform_settings
+from semkv_bench.settings.setting import FULL
 
 SETTINGS = [FULL, *uniform_settings(Affine(), Affine(), [16, 5, 2])]
 NOISE = 1e-5  # of a float32 prefill in two parts, relative to the largest value

@@ -17,7 +17,8 @@ from semkv_bench.protocols.rule import PREFILL, CodingRule
 from semkv_bench.quantizers import Affine, TurboQuant
 from semkv_bench.quantizers.keep import Keep
 from semkv_bench.settings.allocation import Prune, TwoLevel
-from semkv_bench.settings.setting import FULL, Coded, Setting, uniform_settings
+from semkv_bench.settings.sets import uniform_settings
+from semkv_bench.settings.setting import FULL, Coded, Setting
 
 GRID = uniform_settings(Affine(), Affine(), [16, 3])
 _MIX = Coded(Affine(group_size=8), TwoLevel(6, 3, 0.25, "key_norm", "layer"))

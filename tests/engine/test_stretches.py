@@ -12,7 +12,8 @@ from semkv_bench.engine.rows import RowCache
 from semkv_bench.engine.stretches import stretches
 from semkv_bench.protocols.rule import CodingRule
 from semkv_bench.quantizers import Affine
-from semkv_bench.settings.setting import FULL, uniform_settings
+from semkv_bench.settings.sets import uniform_settings
+from semkv_bench.settings.setting import FULL
 
 LAYERS, ROWS, BLOCK = 3, 12, 4
 ROUNDED = uniform_settings(Affine(), Affine(), [6])[0]

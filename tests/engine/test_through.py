@@ -10,7 +10,8 @@ from transformers import DynamicCache
 from semkv_bench.engine.engine import Engine
 from semkv_bench.engine.options import EngineOptions
 from semkv_bench.quantizers import Affine, Keep, Method, TurboQuant
-from semkv_bench.settings.setting import FULL, uniform_settings
+from semkv_bench.settings.sets import uniform_settings
+from semkv_bench.settings.setting import FULL
 
 PROMPT, TARGETS = 24, some_ids(16, 9)
 REQUEST = some_request(PROMPT, reference_ids=TARGETS)

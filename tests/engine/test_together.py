@@ -11,7 +11,8 @@ from semkv_bench.engine.transformers import TransformersSession
 from semkv_bench.protocols import Prefill
 from semkv_bench.quantizers import Affine
 from semkv_bench.settings.allocation import TwoLevel
-from semkv_bench.settings.setting import FULL, Coded, Setting, uniform_settings
+from semkv_bench.settings.sets import uniform_settings
+from semkv_bench.settings.setting import FULL, Coded, Setting
 from semkv_bench.tasks import Example
 
 SETTINGS = [FULL, *uniform_settings(Affine(), Affine(), [16, 4])]

@@ -10,7 +10,8 @@ from semkv_bench.models.device_map import check_devices_present, check_modules, 
 from semkv_bench.models.embedded import EmbeddedModel
 from semkv_bench.models.load import LoadedModel, PretrainedModel
 from semkv_bench.quantizers import Affine
-from semkv_bench.settings.setting import FULL, uniform_settings
+from semkv_bench.settings.sets import uniform_settings
+from semkv_bench.settings.setting import FULL
 
 SHAPE = {
     "vocab_size": 61,

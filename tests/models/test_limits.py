@@ -13,7 +13,8 @@ from semkv_bench.errors import UsageError
 from semkv_bench.models.load import LoadedModel
 from semkv_bench.plan.plan import make_plan, most_tokens
 from semkv_bench.quantizers import Affine
-from semkv_bench.settings.setting import FULL, uniform_settings
+from semkv_bench.settings.sets import uniform_settings
+from semkv_bench.settings.setting import FULL
 
 PROMPT, REFERENCE, ANSWER = 50, 30, 4
 # The prompt's last token is fed with the forced ones, of which the last is never fed.

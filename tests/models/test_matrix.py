@@ -17,7 +17,8 @@ from semkv_bench.models.load import LoadedModel
 from semkv_bench.plan.plan import make_plan
 from semkv_bench.protocols.rule import PREFILL, CodingRule
 from semkv_bench.quantizers import Affine
-from semkv_bench.settings.setting import FULL, uniform_settings
+from semkv_bench.settings.sets import uniform_settings
+from semkv_bench.settings.setting import FULL
 
 # fmt: off
 SWEPT = (

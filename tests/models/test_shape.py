@@ -9,7 +9,8 @@ from semkv_bench.errors import UsageError
 from semkv_bench.grid.cost import LayerShape, SideShape
 from semkv_bench.models.shape import ModelShape
 from semkv_bench.quantizers import Affine
-from semkv_bench.settings.setting import FULL, uniform_settings
+from semkv_bench.settings.sets import uniform_settings
+from semkv_bench.settings.setting import FULL
 
 GIB = 2**30
 

@@ -8,7 +8,7 @@ from oracle import converse
 from semkv_bench import SemKVCache
 from semkv_bench.errors import SemkvError, UsageError
 from semkv_bench.quantizers import Affine
-from semkv_bench.settings.setting import uniform_settings
+from semkv_bench.settings.sets import uniform_settings
 
 LEVELS, NEW = 3, 6
 THREE = uniform_settings(Affine(), Affine(), [LEVELS])[-1]

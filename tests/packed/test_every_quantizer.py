@@ -17,7 +17,8 @@ from semkv_bench.plan.settings import planned_settings
 from semkv_bench.protocols.rule import CodingRule
 from semkv_bench.quantizers import Affine, Keep, Layers, TurboQuant, TurboQuantProd, TurboQuantSplit
 from semkv_bench.quantizers.affine import AffineCoder
-from semkv_bench.settings.setting import FULL, TwoLevelMixes, uniform_settings
+from semkv_bench.settings.sets import TwoLevelMixes, uniform_settings
+from semkv_bench.settings.setting import FULL
 
 SIMULATED = {"gear", "gear_l", "kitty", "kvarn", "nsnquant", "ott", "qserve", "zipcache"}
 PACKED = [

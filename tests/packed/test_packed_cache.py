@@ -25,7 +25,7 @@ from semkv_bench import SemKVCache
 from semkv_bench.errors import UsageError
 from semkv_bench.importance import Random, observe
 from semkv_bench.packed.layer import PackedLayer
-from semkv_bench.settings.setting import uniform_settings
+from semkv_bench.settings.sets import uniform_settings
 
 # Against the sweep
 

@@ -32,7 +32,8 @@ from semkv_bench.packed.ranking import Layouts
 from semkv_bench.protocols.rule import coder_seed
 from semkv_bench.quantizers import Affine, NonFiniteError, TurboQuantSplit
 from semkv_bench.settings.allocation import TwoLevel
-from semkv_bench.settings.setting import FULL, Coded, Pruned, Setting, uniform_settings
+from semkv_bench.settings.sets import Pruned, uniform_settings
+from semkv_bench.settings.setting import FULL, Coded, Setting
 
 # Storage
 

@@ -15,7 +15,8 @@ from semkv_bench.plan.plan import Plan
 from semkv_bench.plan.timing import Calibration, estimate_time
 from semkv_bench.protocols import Prefill
 from semkv_bench.quantizers import Affine
-from semkv_bench.settings.setting import FULL, uniform_settings
+from semkv_bench.settings.sets import uniform_settings
+from semkv_bench.settings.setting import FULL
 from semkv_bench.tasks import Example
 
 # 64 bytes of cache a token; a row of 100 + 20 + 1 tokens, allocated as 256, and 8 bytes for each of 4 x 50 logits:

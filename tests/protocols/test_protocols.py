@@ -16,7 +16,8 @@ from semkv_bench.importance import Needs, choices, metric, observe, shared
 from semkv_bench.protocols.rule import PREFILL, CodingRule
 from semkv_bench.quantizers import Affine
 from semkv_bench.settings.allocation import top_tokens
-from semkv_bench.settings.setting import FULL, Pruned, TwoLevelMixes
+from semkv_bench.settings.sets import Pruned, TwoLevelMixes
+from semkv_bench.settings.setting import FULL
 
 
 class StockConversation:

@@ -10,7 +10,8 @@ from semkv_bench.protocols import rule
 from semkv_bench.protocols.rule import Ranks
 from semkv_bench.quantizers import Affine
 from semkv_bench.settings.allocation import PER_LAYER, SHARED, Prune, TwoLevel, Uniform
-from semkv_bench.settings.setting import FULL, TwoLevelMixes, uniform_settings
+from semkv_bench.settings.sets import TwoLevelMixes, uniform_settings
+from semkv_bench.settings.setting import FULL
 
 LAYERS, TOKENS = 4, 30
 CPU = torch.device("cpu")

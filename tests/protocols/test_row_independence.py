@@ -14,7 +14,8 @@ from semkv_bench.engine.coding import RowCoder
 from semkv_bench.engine.rows import RowCache
 from semkv_bench.protocols.rule import CodingRule, Ranks
 from semkv_bench.quantizers import Affine, Keep, TurboQuant, TurboQuantSplit
-from semkv_bench.settings.setting import FULL, TwoLevelMixes, uniform_settings
+from semkv_bench.settings.sets import TwoLevelMixes, uniform_settings
+from semkv_bench.settings.setting import FULL
 
 HEADS, HEAD_DIM, PROMPT, TAIL = 2, 64, 290, 150
 RULES = {

@@ -14,7 +14,7 @@ from semkv_bench.errors import UsageError
 from semkv_bench.grid.cost import LayerShape, SideShape
 from semkv_bench.quantizers import Affine, Float, GgmlAsymmetric, GgmlSymmetric, Hadamard, LloydMax, Method
 from semkv_bench.quantizers.codebook import lloyd_max, trapezoid_lloyd_max
-from semkv_bench.settings.setting import TwoLevelMixes, uniform_settings
+from semkv_bench.settings.sets import TwoLevelMixes, uniform_settings
 
 GGML = ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 TURBO = tuple(f"vllm_turboquant_{name}" for name in ("k8v4", "4bit_nc", "k3v4_nc", "3bit_nc"))

@@ -11,7 +11,7 @@ from semkv_bench.config.choices import choice_file
 from semkv_bench.config.compose import build
 from semkv_bench.errors import UsageError
 from semkv_bench.quantizers import Keep, Method
-from semkv_bench.settings.setting import TwoLevelMixes, uniform_settings
+from semkv_bench.settings.sets import TwoLevelMixes, uniform_settings
 
 
 def method(name, **changes) -> Method:

@@ -14,7 +14,8 @@ from semkv_bench.protocols.rule import CodingRule, Ranks
 from semkv_bench.quantizers import Predict, VectorCode
 from semkv_bench.quantizers.calibration import write
 from semkv_bench.quantizers.parts import Place
-from semkv_bench.settings.setting import FULL, uniform_settings
+from semkv_bench.settings.sets import uniform_settings
+from semkv_bench.settings.setting import FULL
 from semkv_bench.sweep.calibrate import fit_layers
 
 HEADS, HEAD_DIM, TOKENS = 2, 32, 300

@@ -9,7 +9,8 @@ from semkv_bench.models.shape import ModelShape
 from semkv_bench.quantizers import Affine, TurboQuant, TurboQuantProd
 from semkv_bench.regress.checksums import CHECK_LEVELS, CLOSE, code_checks, differing
 from semkv_bench.regress.probe import integers, probe_states, probe_tensor
-from semkv_bench.settings.setting import FULL, uniform_settings
+from semkv_bench.settings.sets import uniform_settings
+from semkv_bench.settings.setting import FULL
 
 SIDE = SideShape(2, 16)
 SHAPE = ModelShape(tuple(LayerShape(SIDE, SIDE, coded=i != 1) for i in range(3)), None)

@@ -11,7 +11,8 @@ from semkv_bench.grid.levels import FULL_PRECISION
 from semkv_bench.quantizers import Affine, TurboQuant
 from semkv_bench.quantizers.turboquant_prod import TurboQuantProd
 from semkv_bench.settings.allocation import Prune, TwoLevel, Uniform, top_tokens
-from semkv_bench.settings.setting import FULL, Coded, Pruned, Setting, TwoLevelMixes, uniform_settings
+from semkv_bench.settings.sets import Pruned, TwoLevelMixes, uniform_settings
+from semkv_bench.settings.setting import FULL, Coded, Setting
 
 METRICS = ["key_norm", "value_norm", "surprisal", "attention_received", "random", "recency"]
 
