@@ -9,7 +9,7 @@ python3 -m venv .venv
 .venv/bin/pip install --quiet --constraint constraints.txt torch
 .venv/bin/pip install --quiet --constraint constraints.txt .
 .venv/bin/semkv-bench sweep --conf "$folder" methods=["$name",kivi,turboquant] grid.levels=[16,8,4,3,2] \
-  method.kivi.keys.keep.block=32 method.kivi.values.keep.recent=32 per_task=30 task.length=300 stats.at_bits=[3] \
+  method.kivi.keys.keep.block=32 method.kivi.values.keep.recent=32 per_task=30 task.length=300 stats.at_bits=[3,4] \
   stats.margin=0.1 out=results/runs/own-quantizer
 .venv/bin/semkv-bench cliff-report run=results/runs/own-quantizer
 cat results/runs/own-quantizer/methods.tex
