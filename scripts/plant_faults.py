@@ -24,7 +24,7 @@ from semkv_bench.engine import coding, decode
 from semkv_bench.kernels import affine_reference, codebook_reference, packing_reference
 from semkv_bench.models.embedded import EmbeddedModel
 from semkv_bench.quantizers import Affine, TurboQuant
-from semkv_bench.settings import setting as settings
+from semkv_bench.settings import sets as settings
 
 # Of every fault half of the baseline's examples; the untouched tree gets all.
 FAULTY_SAMPLE = "per_task=8"
@@ -65,7 +65,7 @@ FAULTS = (
     Fault("levels one too many", ((*_TOP, "levels - 1", "levels"),)),
     Fault("clamp one too high", ((*_CODE, "minimum(codes, top,", "minimum(codes, top + 1,"),)),
     Fault(
-        "states of keys and values swapped", ((*_FILL, "zip(stored, views", "zip(reversed(stored), views"),)
+        "states of keys and values swapped", ((*_FILL, "enumerate(stored)", "enumerate(reversed(stored))"),)
     ),
     Fault(
         "first layer taken for a sliding one",
