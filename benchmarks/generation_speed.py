@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 from stock import CLOCKS, Watch
@@ -28,7 +29,7 @@ from semkv_bench.protocols.rule import CodingRule, coder_seed
 from semkv_bench.quantizers import Affine
 from semkv_bench.settings.sets import uniform_settings
 from semkv_bench.settings.setting import FULL, Setting
-from semkv_bench.tasks import Synthetic
+from semkv_bench.tasks import Example, Synthetic
 
 LEVELS = [64, 32, 16, 12, 8, 7, 6, 5, 4, 3, 2]  # with full: 12 settings
 
@@ -88,8 +89,7 @@ def stock(loaded: LoadedModel, request: Request, setting: Setting, rule: CodingR
     return said
 
 
-def main() -> None:
-    """Measure and write the outcome."""
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--length", type=int, default=1000)
     parser.add_argument("--new-tokens", type=int, default=96)
@@ -101,7 +101,39 @@ def main() -> None:
     parser.add_argument("--clock", choices=list(CLOCKS), default="wall", help="what the ratio is of")
     parser.add_argument("--note", default="", help="what else the reader should know")
     parser.add_argument("--out", type=Path, default=None)
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+def _measured(
+    engine: Engine, request: Request, settings: list[Setting], compared: range, rule: CodingRule
+) -> dict[str, Any]:
+    """Seconds of both ways over one request, by clock, and the answers that differ.
+
+    Those of the plain way, over the ``compared`` settings alone, are scaled up to all.
+    """
+    watch = Watch()
+    together = engine.converse(request, settings, rule)
+    ours = watch.seconds()
+    watch = Watch()
+    apart = {place: stock(engine.loaded, request, settings[place], rule) for place in compared}
+    plain = watch.seconds()
+    scale = len(settings) / len(compared)
+    return {
+        "prompt_tokens": len(request.input_ids),
+        "engine_s": {name: round(seconds, 2) for name, seconds in ours.items()},
+        "plain_s": {name: round(seconds * scale, 2) for name, seconds in plain.items()},
+        "answers_that_differ": [
+            f"{settings[place].name} turn {turn}"
+            for place, said in apart.items()
+            for turn, tokens in enumerate(said)
+            if together[turn][place].tokens != tokens
+        ],
+    }
+
+
+def main() -> None:
+    """Measure and write the outcome."""
+    arguments = _arguments()
     name = "generation_speed" if arguments.turns == 1 else "conversation_speed"
     out = arguments.out or Path(f"results/benchmarks/{name}.json")
     loaded, rule = EmbeddedModel().load(), CodingRule("both", arguments.block)
@@ -109,44 +141,18 @@ def main() -> None:
     looped = range(arguments.every // 2, len(settings), arguments.every)
     engine, prompts = Engine(loaded), []
     examples = Synthetic(length=arguments.length).examples(loaded.tokenizer, [0], per_task=arguments.prompts)
-    for number, example in enumerate([examples[0], *examples[: arguments.prompts]]):
+
+    def request(example: Example, limit: int) -> Request:
         # A stop token that the model does not write: every answer is as long as it may be.
-        limit, stops = 4 if number == 0 else arguments.new_tokens, frozenset({0})
+        stops = frozenset({0})
         later = Turn(example.input_ids[-arguments.question :], example.target_ids, limit, stops)
-        request = Request(
-            example.input_ids,
-            example.target_ids,
-            limit,
-            stops,
-            follow_ups=(later,) * (arguments.turns - 1),
-        )
-        chosen = settings[:2] if number == 0 else settings  # the first time is a warm-up
-        watch = Watch()
-        together = engine.converse(request, chosen, rule)
-        ours = watch.seconds()
-        compared = range(len(chosen)) if number == 0 else looped
-        watch = Watch()
-        apart = {place: stock(loaded, request, chosen[place], rule) for place in compared}
-        plain = watch.seconds()
-        if number:
-            differing = [
-                f"{settings[place].name} turn {turn}"
-                for place, said in apart.items()
-                for turn, tokens in enumerate(said)
-                if together[turn][place].tokens != tokens
-            ]
-            prompts.append(
-                {
-                    "prompt_tokens": len(example.input_ids),
-                    "engine_s": {name: round(seconds, 2) for name, seconds in ours.items()},
-                    "plain_s": {
-                        name: round(seconds * len(settings) / len(looped), 2)
-                        for name, seconds in plain.items()
-                    },
-                    "answers_that_differ": differing,
-                }
-            )
-            print(prompts[-1], flush=True)
+        followed = (later,) * (arguments.turns - 1)
+        return Request(example.input_ids, example.target_ids, limit, stops, follow_ups=followed)
+
+    _measured(engine, request(examples[0], 4), settings[:2], range(2), rule)  # a warm-up
+    for example in examples[: arguments.prompts]:
+        prompts.append(_measured(engine, request(example, arguments.new_tokens), settings, looped, rule))
+        print(prompts[-1], flush=True)
     plain, ours = (sum(prompt[way][arguments.clock] for prompt in prompts) for way in ("plain_s", "engine_s"))
     answers = len(looped) * len(prompts) * arguments.turns
     outcome = {

@@ -6,6 +6,7 @@ from semkv_bench.errors import MissingError, UsageError
 
 
 def models(given: Given) -> None:
+    """List what can be loaded here."""
     from semkv_bench.models.catalog import as_data, catalog, show_catalog
 
     entries = catalog(given.overrides)
@@ -16,6 +17,7 @@ def models(given: Given) -> None:
 
 
 def doctor(given: Given) -> int:
+    """Examine this machine; returns 3 where a sweep would lack something."""
     if given.arguments:
         raise UsageError(f"doctor takes --json only, not {given.arguments[0]}")
     from semkv_bench.doctor.report import as_data, examine, healthy, shown
@@ -30,6 +32,7 @@ def doctor(given: Given) -> int:
 
 
 def completion(given: Given) -> None:
+    """Print a shell's completion."""
     shells = ("bash", "zsh")
     if len(given.arguments) != 1 or given.arguments[0] not in shells:
         raise UsageError("completion takes one of bash and zsh: semkv-bench completion bash")

@@ -14,6 +14,7 @@ _BESIDE_IMPORT = ("stats", "out", "export", "log")
 
 
 def cliff_report(given: Given) -> None:
+    """Statistics and report of a run, of several side by side, or of records made elsewhere."""
     if any(argument.startswith("import=") for argument in given.arguments):
         _import_report(given)
         return
@@ -49,6 +50,7 @@ def _import_report(given: Given) -> None:
 
 
 def compare(given: Given) -> None:
+    """Methods against each other over runs of one protocol."""
     from semkv_bench.records.runs import check_run, folders_of
 
     config = given.config
@@ -71,6 +73,7 @@ def _changed_stats(given: Given) -> set[str]:
 
 
 def atlas(given: Given) -> None:
+    """Write the page and the JSON of models x methods."""
     runs = []
     for value in given.named["runs"]:
         runs += [value] if Path(value).expanduser().exists() else listed(value)
@@ -84,6 +87,7 @@ def atlas(given: Given) -> None:
 
 
 def show(given: Given) -> None:
+    """Print the examples of a run under one setting."""
     from semkv_bench.records.runs import check_run
 
     run, setting, only = given.one("run"), given.one("setting"), given.one("only", "all")
@@ -98,6 +102,7 @@ def show(given: Given) -> None:
 
 
 def badge(given: Given) -> None:
+    """Print a model card's line."""
     if not given.named["run"]:
         raise UsageError("badge takes one folder of a run or a report: semkv-bench badge run=DIR")
     folder = Path(given.one("run")).expanduser()

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 def sweep(given: Given) -> None:
+    """Run or resume a sweep, or one a combination of choices."""
     if given.options.multirun:
         from semkv_bench.sweep.multirun import multirun
 
@@ -31,6 +32,7 @@ def sweep(given: Given) -> None:
 
 
 def plan(given: Given) -> None:
+    """Print what a sweep would take."""
     named, rest = given.split("on")
     on = [name for value in named for name in listed(value)]
     config = replace(given, arguments=rest).config
@@ -45,6 +47,7 @@ def plan(given: Given) -> None:
 
 
 def storage(given: Given) -> None:
+    """Print bits per value and bytes of caches."""
     config = given.config
     from semkv_bench.plan.storage import show_storage, storage_rows
 
@@ -58,6 +61,7 @@ def storage(given: Given) -> None:
 
 
 def calibrate(given: Given) -> None:
+    """Fit a method to a model."""
     config = given.config
     with loading():
         from semkv_bench.sweep.calibrate import calibrate
@@ -66,6 +70,7 @@ def calibrate(given: Given) -> None:
 
 
 def recipe(given: Given) -> None:
+    """Find the cliff, then the mixes just above it."""
     config = given.config
     with loading():
         from semkv_bench.recipe import run_recipe
@@ -73,6 +78,7 @@ def recipe(given: Given) -> None:
 
 
 def search(given: Given) -> None:
+    """Find levels by layer and side under a budget."""
     config = given.config
     with loading():
         from semkv_bench.search.run import run_search
@@ -80,6 +86,7 @@ def search(given: Given) -> None:
 
 
 def regress(given: Given) -> int:
+    """Compare with the baseline; returns 1 where the cliff moved."""
     config, as_json = given.config, given.options.json
     _check_given_run(config)
     with loading():
@@ -91,6 +98,7 @@ def regress(given: Given) -> int:
 
 
 def measure(given: Given) -> None:
+    """Weigh a run's operating point in the packed cache."""
     config = given.config
     _check_given_run(config)
     with loading():
@@ -107,6 +115,7 @@ def measure(given: Given) -> None:
 
 
 def export(given: Given) -> None:
+    """Write the prompts of a sweep for an engine without an adapter."""
     outs, rest = given.split("out")
     if not outs:
         raise UsageError("export needs a file for the prompts: out=prompts.jsonl")
@@ -122,6 +131,7 @@ def export(given: Given) -> None:
 
 
 def score(given: Given) -> None:
+    """Score answers to exported prompts into a run folder."""
     prompts, rest = given.split("prompts")
     files = [argument for argument in rest if "=" not in argument]
     if len(files) != 1:
