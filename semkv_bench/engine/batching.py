@@ -10,7 +10,7 @@ import torch
 from semkv_bench.engine.decode import Decoding, row_room
 from semkv_bench.engine.options import PACKED, ROWS, EngineOptions
 from semkv_bench.engine.outcome import Turn
-from semkv_bench.engine.rows import allocated
+from semkv_bench.engine.row_layer import allocated
 from semkv_bench.errors import SemkvError
 from semkv_bench.grid.cost import SIDES
 from semkv_bench.grid.levels import MAX_LEVELS

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from semkv_bench.engine.rows import Row, RowCache, RowLayer
+from semkv_bench.engine.row_layer import Row, RowLayer
+from semkv_bench.engine.rows import RowCache
 from semkv_bench.engine.stretches import stretches
 from semkv_bench.grid.cost import SIDES, Tokens
 from semkv_bench.importance import metric

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from semkv_bench.engine.coding import RowCoder
-from semkv_bench.engine.rows import Row, RowCache, row_mask
+from semkv_bench.engine.row_layer import Row
+from semkv_bench.engine.rows import RowCache, row_mask
 from semkv_bench.models.load import LoadedModel
 
 __all__ = ["feed", "feed_singly"]

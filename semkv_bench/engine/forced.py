@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from semkv_bench.engine.outcome import Outcome, Turn
-from semkv_bench.engine.rows import Row
+from semkv_bench.engine.row_layer import Row
 from semkv_bench.engine.sampling import Choose
 from semkv_bench.errors import SemkvError
 from semkv_bench.protocols.rule import CodingRule

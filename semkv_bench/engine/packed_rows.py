@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from transformers.configuration_utils import PreTrainedConfig
 
-from semkv_bench.engine.rows import Row, RowCache, RowLayer, allocated
+from semkv_bench.engine.row_layer import Row, RowLayer, allocated
+from semkv_bench.engine.rows import RowCache
 from semkv_bench.engine.states import NoLayer, StateRows
 from semkv_bench.errors import UsageError
 from semkv_bench.kernels import PackedLayout

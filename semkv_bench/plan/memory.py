@@ -12,7 +12,7 @@ from semkv_bench.engine.batching import Batches, Sizes, batches, row_bytes, unpa
 from semkv_bench.engine.decode import Decoding, row_room
 from semkv_bench.engine.options import PACKED, ROWS
 from semkv_bench.engine.outcome import request_of
-from semkv_bench.engine.rows import allocated
+from semkv_bench.engine.row_layer import allocated
 from semkv_bench.models.architecture import read_whole
 from semkv_bench.models.device import memory_total
 from semkv_bench.models.device_map import spread
