@@ -66,13 +66,13 @@ _SMALL = {
 }
 
 
-def _tiny(model_type: str) -> LoadedModel:
+def _tiny(model_type: str, **others) -> LoadedModel:
     # Here, and not at the top: a process that only hands tests out would import them, too.
     import torch
     import transformers
 
     config_name, model_name, changes = _ARCHITECTURES[model_type]
-    config = getattr(transformers, config_name)(**{**_SMALL, **changes})
+    config = getattr(transformers, config_name)(**{**_SMALL, **changes, **others})
     torch.manual_seed(7)
     model = getattr(transformers, model_name)(config).eval()
     tokenizer = SimpleNamespace(
@@ -112,6 +112,12 @@ def tiny(request) -> LoadedModel:
 def tiny_llama() -> LoadedModel:
     """A random Llama of three layers."""
     return _tiny("llama")
+
+
+@pytest.fixture(scope="session")
+def tiny_wide() -> LoadedModel:
+    """A random Llama of three layers, whose heads have room for blocks of 32 channels."""
+    return _tiny("llama", head_dim=64)
 
 
 @pytest.fixture(scope="session")

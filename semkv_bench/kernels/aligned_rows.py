@@ -10,17 +10,24 @@ from semkv_bench.grid.levels import aligned_plan
 
 __all__ = [
     "CODE_UNIT",
+    "E2M1_UNIT",
     "TABLE_UNIT",
     "as_float16",
+    "block_codes",
+    "block_exponent",
+    "blocks_of",
     "code_unit",
+    "codes_below_zero",
     "exponent",
     "float_codes",
     "float_unit",
     "grouped_values",
     "high_and_low",
     "load_groups",
+    "load_scales",
     "load_step",
     "next_digit",
+    "own_block",
     "plan_bits",
     "plan_digits",
     "plan_number",
@@ -30,7 +37,9 @@ __all__ = [
 
 CODE_UNIT = tl.constexpr(float(2**24))  # a float16 whose bits are the integer n < 2048 is n / 2**24
 TABLE_UNIT = tl.constexpr(float(2**6))
+E2M1_UNIT = tl.constexpr(float(2**14))  # e2m1 has a bias of 1, float16 of 15
 _LEAST_SCALE = tl.constexpr(float(2**-24))
+_LEAST_BLOCK_SCALE = tl.constexpr(float(2**-100))
 
 
 def plan_number(levels: int) -> int:
@@ -178,6 +187,50 @@ def float_codes(pair, KIND: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexp
 
 
 @triton.jit
+def block_codes(groups, PLAN: tl.constexpr, PLACE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """Digits that are e2m1 as float16 [ROWS, 2 * WIDTH], exact, in units of E2M1_UNIT: sign and rest are moved."""
+    first: tl.constexpr = digit_first(PLAN, PLACE)
+    pair = ((groups << (12 - first)) & 0x80008000) | ((groups << (9 - first)) & 0x0E000E00)
+    return channels(pair, ROWS, WIDTH).to(tl.float16, bitcast=True)
+
+
+@triton.constexpr_function
+def blocks_of(groups):
+    """Blocks of channels that tensors have room for, a power of two."""
+    return triton.next_power_of_2(groups)
+
+
+@triton.constexpr_function
+def codes_below_zero(plan):
+    """The code that stands for zero, of codes of either sign."""
+    return float((plan >> 8) // 2)
+
+
+@triton.jit
+def own_block(column, HEAD_DIM: tl.constexpr, GROUPS: tl.constexpr):
+    """Which block of channels each channel is of, bool [2 * WIDTH, blocks, 1]."""
+    block = tl.arange(0, blocks_of(GROUPS))
+    own = tl.minimum(column, HEAD_DIM - 1) // (HEAD_DIM // GROUPS)
+    return (own[:, None] == block[None, :])[:, :, None]
+
+
+@triton.jit
+def load_scales(metadata, token, whole, KIND: tl.constexpr, GROUPS: tl.constexpr):
+    """Scales of a token's blocks of channels, times ``whole``, float32 [ROWS, blocks]; 0 beyond GROUPS."""
+    block = tl.arange(0, blocks_of(GROUPS))
+    at = token[:, None] * GROUPS + block[None, :]
+    there = (block < GROUPS)[None, :]
+    if KIND == 5:
+        scale = (tl.load(metadata + at, mask=there, other=0).to(tl.uint32) << 23).to(tl.float32, bitcast=True)
+    elif KIND == 6:
+        bits = (tl.load(metadata + at, mask=there, other=0).to(tl.uint32) << 7).to(tl.uint16)
+        scale = bits.to(tl.float16, bitcast=True).to(tl.float32) * 256.0
+    else:
+        scale = tl.load(metadata.to(tl.pointer_type(tl.float16)) + at, mask=there, other=0.0).to(tl.float32)
+    return scale * whole
+
+
+@triton.jit
 def high_and_low(x):
     """Two float16 whose sum is x to 22 bits."""
     high = x.to(tl.float16)
@@ -221,4 +274,14 @@ def load_step(metadata, token, KIND: tl.constexpr):
 def exponent(x):
     """log2 of a float16 x >= 0, rounded down; -24 at least."""
     bits = tl.maximum(x, _LEAST_SCALE).to(tl.uint32, bitcast=True)
+    return ((bits >> 23).to(tl.int32) - 127).to(tl.float32)
+
+
+@triton.jit
+def block_exponent(scale):
+    """log2 of the largest scale of each token [ROWS, blocks], rounded down; -100 at least.
+
+    Scales reach further down than float16's; so far weights, which grow as they fall, sum up within float32.
+    """
+    bits = tl.maximum(tl.max(tl.abs(scale), axis=1), _LEAST_BLOCK_SCALE).to(tl.uint32, bitcast=True)
     return ((bits >> 23).to(tl.int32) - 127).to(tl.float32)

@@ -1,5 +1,6 @@
 """What a launch of packed attention works on: jobs, each some tokens of one pair of level counts of one row."""
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,11 +12,25 @@ from semkv_bench.kernels.aligned import Segment
 from semkv_bench.kernels.attention_reference import Piece
 from semkv_bench.kernels.packed import PackedVectors
 
-__all__ = ["AFFINE", "CODEBOOK", "E4M3", "E5M2", "FIELDS", "GROUPED", "Work", "attention_work", "tile_rows"]
+__all__ = [
+    "AFFINE",
+    "CODEBOOK",
+    "E4M3",
+    "E5M2",
+    "FIELDS",
+    "GROUPED",
+    "MX",
+    "NV",
+    "SYMMETRIC",
+    "Work",
+    "attention_work",
+    "tile_rows",
+]
 
-AFFINE, GROUPED, CODEBOOK, E4M3, E5M2 = range(5)
+AFFINE, GROUPED, CODEBOOK, E4M3, E5M2, MX, NV, SYMMETRIC = range(8)
 """How codes become values: a scale and a zero of the token; of each group of its channels; a table and a norm; bits of
-small floats and a scale of the token."""
+small floats and a scale of the token; and, with a scale of each block of channels, bits of e2m1 by an e8m0, or by an
+e4m3, and codes of either sign by a float16."""
 
 FIELDS = 13  # of a job
 _PROGRAMS = 768  # worth having, if the cache is long enough
@@ -85,8 +100,10 @@ def _pairs(keys: PackedVectors, values: PackedVectors) -> list[tuple[Segment, Se
 
 
 def _kind(vectors: PackedVectors) -> int:
+    if vectors.element == "e2m1":
+        return MX if vectors.scale.dtype == torch.uint8 else NV
     if vectors.element is not None:
-        return {"e4m3": E4M3, "e5m2": E5M2}[vectors.element]
+        return {"e4m3": E4M3, "e5m2": E5M2, "symmetric": SYMMETRIC}[vectors.element]
     if not vectors.is_affine:
         return CODEBOOK
     return AFFINE if vectors.groups == 1 else GROUPED
@@ -114,11 +131,17 @@ def _jobs(
             layout = side.layout
             words = side.words.data_ptr() + 4 * segment.unit * layout.pairs
             at += [words, layout.units * layout.pairs]
-            # The kernel counts metadata by 16 bits.
-            token = data.itemsize * data.shape[2]
-            beside += [data.data_ptr() + segment.first * token, data.shape[1] * token // 2]
+            # The kernel counts scales by block by bytes, other metadata by 16 bits.
+            token, by_block = data.itemsize * data.shape[2], _kind(side) >= MX
+            beside += [
+                data.data_ptr() + segment.first * token,
+                data.shape[1] * token // (1 if by_block else 2),
+            ]
             row = 4 * segment.levels * side.top
-            tables.append(0 if side.tables is None else side.offset.data_ptr() + row)
+            if by_block:
+                tables.append(struct.unpack("i", struct.pack("f", side.whole))[0])
+            else:
+                tables.append(0 if side.tables is None else side.offset.data_ptr() + row)
         kind = kinds.index(tuple(segment.levels for segment in segments))
         tokens = segments[0].tokens
         jobs += [
@@ -129,8 +152,12 @@ def _jobs(
 
 
 def _metadata(vectors: PackedVectors) -> Tensor:
-    """float16 [heads, tokens, n], contiguous: a token's scales and then its zeros, or its norm; of floats float32."""
+    """float16 [heads, tokens, n], contiguous: a token's scales and zeros, or its norm; others have scales alone."""
     scale, zero = vectors.scale, vectors.zero
+    if _kind(vectors) >= MX:
+        scale = scale.contiguous()
+        # The kernel reads a token's scales as words.
+        return scale if scale.data_ptr() % 16 == 0 else scale.clone()
     if zero is None:
         return scale.contiguous()
     heads, tokens, groups = scale.shape
@@ -142,5 +169,5 @@ def _metadata(vectors: PackedVectors) -> Tensor:
 
 def tile_rows(head_dim: int, sides: Sequence[tuple[int, int]]) -> int:
     """Rows of a tile, each of three tokens: as many as the registers hold."""
-    simple = all(kind in (AFFINE, E4M3, E5M2) for kind, _ in sides)
+    simple = all(kind not in (GROUPED, CODEBOOK) and (kind < MX or groups <= 4) for kind, groups in sides)
     return 64 if simple and head_dim <= 128 else 32 if head_dim <= 128 else 16

@@ -15,24 +15,31 @@ from torch import Tensor
 
 from semkv_bench.kernels.aligned_rows import (
     CODE_UNIT,
+    E2M1_UNIT,
     TABLE_UNIT,
     as_float16,
+    block_codes,
+    block_exponent,
+    blocks_of,
     code_unit,
+    codes_below_zero,
     exponent,
     float_codes,
     float_unit,
     grouped_values,
     high_and_low,
     load_groups,
+    load_scales,
     load_step,
     next_digit,
+    own_block,
     plan_bits,
     plan_digits,
     plan_number,
     table_values,
     whole_codes,
 )
-from semkv_bench.kernels.attention_jobs import FIELDS, Work, attention_work, tile_rows
+from semkv_bench.kernels.attention_jobs import FIELDS, MX, Work, attention_work, tile_rows
 from semkv_bench.kernels.attention_reference import merge_attention
 from semkv_bench.kernels.launch import launch
 
@@ -41,6 +48,7 @@ __all__ = ["attention_work", "packed_attention"]
 _FIELDS = tl.constexpr(FIELDS)
 _KINDS = 4  # pairs of level counts that one launch has code for
 _QUERIES = 16  # of one head that a program takes
+_COLUMNS = 64  # blocks of channels times queries, unless eight queries are more
 _PLAIN_TOKENS = 256  # tokens in 16 bits that a program takes
 _WEIGHT_UNIT = tl.constexpr(float(2**14))
 
@@ -50,6 +58,13 @@ def load_query(query, member, GROUP, column, HEAD_DIM: tl.constexpr, QUERIES: tl
     """Queries of one head, float32 [2 * WIDTH, QUERIES]."""
     mask = (column < HEAD_DIM)[:, None] & (member < GROUP)[None, :]
     return tl.load(query + member[None, :] * HEAD_DIM + column[:, None], mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.constexpr_function
+def scale_alignment(kind, groups):
+    """What divides the address of a token's scales by block, in bytes."""
+    size = groups * (2 if kind == 7 else 1)
+    return min(16, size & -size)
 
 
 @triton.jit
@@ -92,8 +107,18 @@ def attend_coded(
     value_words = tl.multiple_of(
         tl.load(job + 3).to(tl.pointer_type(tl.int32)) + head * tl.load(job + 4), ALIGNED
     )
-    key_metadata = tl.load(job + 5).to(tl.pointer_type(tl.float16)) + head * tl.load(job + 6)
-    value_metadata = tl.load(job + 7).to(tl.pointer_type(tl.float16)) + head * tl.load(job + 8)
+    if KEY_KIND > 4:
+        key_metadata = tl.load(job + 5).to(tl.pointer_type(tl.uint8)) + head * tl.load(job + 6)
+        key_metadata = tl.multiple_of(key_metadata, scale_alignment(KEY_KIND, KEY_GROUPS))
+        key_whole = tl.load(job + 11).to(tl.int32).to(tl.float32, bitcast=True)
+    else:
+        key_metadata = tl.load(job + 5).to(tl.pointer_type(tl.float16)) + head * tl.load(job + 6)
+    if VALUE_KIND > 4:
+        value_metadata = tl.load(job + 7).to(tl.pointer_type(tl.uint8)) + head * tl.load(job + 8)
+        value_metadata = tl.multiple_of(value_metadata, scale_alignment(VALUE_KIND, VALUE_GROUPS))
+        value_whole = tl.load(job + 12).to(tl.int32).to(tl.float32, bitcast=True)
+    else:
+        value_metadata = tl.load(job + 7).to(tl.pointer_type(tl.float16)) + head * tl.load(job + 8)
     first = tl.load(job + 9).to(tl.int32)
     last = tl.load(job + 10).to(tl.int32)
     key_table = tl.load(job + 11).to(tl.pointer_type(tl.float32))
@@ -106,12 +131,19 @@ def attend_coded(
     asked_sum = tl.sum(asked, axis=0)
     # Queries fill the range of float16, so that their low part has its bits, too.
     unit = power_of_two_below(tl.max(tl.max(tl.abs(asked), axis=1), axis=0)) / _WEIGHT_UNIT
+    KEY_BLOCKS: tl.constexpr = blocks_of(KEY_GROUPS)
+    if KEY_KIND > 4:
+        # A column for each block of channels, zero beside it: one product has the sums of all blocks.
+        asked = tl.where(own_block(channel, HEAD_DIM, KEY_GROUPS), asked[:, None, :], 0.0)
+        asked = tl.reshape(asked, [2 * WIDTH, KEY_BLOCKS * QUERIES])
+        asked_sum = tl.sum(asked, axis=0)
     asked_high, asked_low = high_and_low(asked / unit)
 
     highest = tl.full([QUERIES], float("-inf"), dtype=tl.float32)
     total = tl.zeros([ROWS, QUERIES], dtype=tl.float32)
-    offset = tl.zeros([ROWS, QUERIES], dtype=tl.float32)
-    weighted = tl.zeros([2 * WIDTH, QUERIES], dtype=tl.float32)
+    VALUE_BLOCKS: tl.constexpr = blocks_of(VALUE_GROUPS) if VALUE_KIND > 4 else 1
+    offset = tl.zeros([ROWS, VALUE_BLOCKS * QUERIES], dtype=tl.float32)
+    weighted = tl.zeros([2 * WIDTH, VALUE_BLOCKS * QUERIES], dtype=tl.float32)
     KEY_DIGITS: tl.constexpr = plan_digits(KEY_PLAN)
     VALUE_DIGITS: tl.constexpr = plan_digits(VALUE_PLAN)
     KEY_BITS: tl.constexpr = plan_bits(KEY_PLAN)
@@ -132,7 +164,8 @@ def attend_coded(
                 )
             elif place == 0:
                 groups = load_groups(key_words, token // 3, there, row, column, PAIRS, WIDTH, KEY_BITS, 1, 0)
-            digit, groups = next_digit(groups, KEY_PLAN, place, KEY_KIND != 0)
+            if KEY_KIND != 5 and KEY_KIND != 6:
+                digit, groups = next_digit(groups, KEY_PLAN, place, KEY_KIND != 0 and KEY_KIND != 7)
             if KEY_KIND == 1:
                 code = whole_codes(digit, ROWS, WIDTH)
                 key = grouped_values(code, key_metadata, here, channel, HEAD_DIM, KEY_GROUPS)
@@ -145,6 +178,21 @@ def attend_coded(
                 score = tl.dot(low, asked_high, score)
                 norm, _ = load_step(key_metadata, here, 2)
                 score = score * (norm * (unit / TABLE_UNIT))[:, None]
+            elif KEY_KIND > 4:
+                if KEY_KIND == 7:
+                    code = as_float16(digit, ROWS, WIDTH)
+                else:
+                    code = block_codes(groups, KEY_PLAN, place, ROWS, WIDTH)
+                sums = tl.dot(code, asked_high, out_dtype=tl.float32)
+                sums = tl.dot(code, asked_low, sums)
+                if KEY_KIND == 7:
+                    sums = sums * (unit * code_unit(KEY_PLAN, place))
+                    sums -= (asked_sum * codes_below_zero(KEY_PLAN))[None, :]
+                scale = load_scales(key_metadata, here, key_whole, KEY_KIND, KEY_GROUPS)
+                if KEY_KIND != 7:
+                    scale = scale * (unit * E2M1_UNIT)
+                sums = tl.reshape(sums, [ROWS, KEY_BLOCKS, QUERIES])
+                score = tl.sum(sums * scale[:, :, None], axis=1)
             elif KEY_KIND > 2:
                 code = float_codes(digit, KEY_KIND, ROWS, WIDTH)
                 score = tl.dot(code, asked_high, out_dtype=tl.float32)
@@ -162,6 +210,10 @@ def attend_coded(
             if VALUE_KIND == 1:
                 scale, zero = tl.full([ROWS], 1.0, dtype=tl.float32), tl.zeros([ROWS], dtype=tl.float32)
                 above = tl.maximum(above, score)
+            elif VALUE_KIND > 4:
+                scale = load_scales(value_metadata, here, value_whole, VALUE_KIND, VALUE_GROUPS)
+                zero = tl.zeros([ROWS], dtype=tl.float32)
+                above = tl.maximum(above, score + block_exponent(scale)[:, None])
             else:
                 scale, zero = load_step(value_metadata, here, VALUE_KIND)
                 # The largest weight, not the largest score, is what fills the range of float16.
@@ -174,6 +226,9 @@ def attend_coded(
         fade = tl.exp2(highest - now)
         highest = now
         total *= fade[None, :]
+        if VALUE_KIND > 4:
+            fade = tl.broadcast_to(fade[None, :], [VALUE_BLOCKS, QUERIES])
+            fade = tl.reshape(fade, [VALUE_BLOCKS * QUERIES])
         offset *= fade[None, :]
         weighted *= fade[None, :]
         for place in tl.static_range(3):
@@ -189,7 +244,8 @@ def attend_coded(
                 groups = load_groups(
                     value_words, token // 3, there, row, column, PAIRS, WIDTH, VALUE_BITS, 1, 0
                 )
-            digit, groups = next_digit(groups, VALUE_PLAN, place, VALUE_KIND != 0)
+            if VALUE_KIND != 5 and VALUE_KIND != 6:
+                digit, groups = next_digit(groups, VALUE_PLAN, place, VALUE_KIND != 0 and VALUE_KIND != 7)
             if VALUE_KIND == 1:
                 code = whole_codes(digit, ROWS, WIDTH)
                 value = grouped_values(code, value_metadata, here, channel, HEAD_DIM, VALUE_GROUPS)
@@ -201,6 +257,20 @@ def attend_coded(
                 weighted = tl.dot(tl.trans(high), weight_high, weighted)
                 weighted = tl.dot(tl.trans(high), weight_low, weighted)
                 weighted = tl.dot(tl.trans(low), weight_high, weighted)
+            elif VALUE_KIND > 4:
+                scale = steps[place][:, :, None]
+                if VALUE_KIND == 7:
+                    code = tl.trans(as_float16(digit, ROWS, WIDTH))
+                    unit_here = _WEIGHT_UNIT / CODE_UNIT * code_unit(VALUE_PLAN, place)
+                    offset += tl.reshape(weight[:, None, :] * scale, [ROWS, VALUE_BLOCKS * QUERIES])
+                else:
+                    code = tl.trans(block_codes(groups, VALUE_PLAN, place, ROWS, WIDTH))
+                    unit_here = _WEIGHT_UNIT
+                spread = (weight * unit_here)[:, None, :] * scale
+                spread = tl.reshape(spread, [ROWS, VALUE_BLOCKS * QUERIES])
+                weight_high, weight_low = high_and_low(spread)
+                weighted = tl.dot(code, weight_high, weighted)
+                weighted = tl.dot(code, weight_low, weighted)
             elif VALUE_KIND > 2:
                 code = tl.trans(float_codes(digit, VALUE_KIND, ROWS, WIDTH))
                 weight_high, weight_low = high_and_low(weight * (steps[place] * _WEIGHT_UNIT)[:, None])
@@ -218,6 +288,14 @@ def attend_coded(
         weighted = weighted * (CODE_UNIT / _WEIGHT_UNIT) + tl.sum(offset, axis=0)[None, :]
     elif VALUE_KIND == 2:
         weighted = weighted * (1.0 / (TABLE_UNIT * _WEIGHT_UNIT))
+    elif VALUE_KIND > 4:
+        if VALUE_KIND == 7:
+            below_zero = tl.sum(offset, axis=0) * codes_below_zero(VALUE_PLAN)
+            weighted = weighted * (CODE_UNIT / _WEIGHT_UNIT) - below_zero[None, :]
+        else:
+            weighted = weighted * (E2M1_UNIT / _WEIGHT_UNIT)
+        weighted = tl.reshape(weighted, [2 * WIDTH, VALUE_BLOCKS, QUERIES])
+        weighted = tl.sum(tl.where(own_block(channel, HEAD_DIM, VALUE_GROUPS), weighted, 0.0), axis=1)
     elif VALUE_KIND > 2:
         weighted = weighted * (float_unit(VALUE_KIND) / _WEIGHT_UNIT)
     store_part(weighted, highest, tl.sum(total, axis=0), out, log_sums, member, group, channel, HEAD_DIM)
@@ -353,6 +431,9 @@ def packed_attention(
     heads = sources[0][0].shape[1] if sources else work.heads
     group = query_heads // heads
     queries = min(_QUERIES, max(8, triton.next_power_of_2(group)))
+    for kind, groups in work.sides:
+        if kind >= MX:
+            queries = min(queries, max(8, _COLUMNS // triton.next_power_of_2(groups)))
     query, turned = query.contiguous(), turned.contiguous()
     while len(sources) < 2:
         sources.append((query[:, :, None, :0], query[:, :, None, :0]))

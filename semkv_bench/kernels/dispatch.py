@@ -106,7 +106,7 @@ def unpack_dequantize(
         return packing_reference.unpack_dequantize(packed, dtype, out)
     if packed.element is not None:
         codes, kind = unpack(packed.words, packed.layout), dtype if out is None else out.dtype
-        values = packing_reference.float_dequantize(codes, packed.scale, packed.element, kind)
+        values = packing_reference.element_dequantize(codes, packed, kind)
         return values if out is None else out.copy_(values)
     return _module("packing", packed.words).unpack_dequantize(packed, dtype, out)
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from semkv_bench.kernels.aligned import AlignedLayout
 
 __all__ = [
+    "E2M1",
     "LIMB",
     "MAX_BLOCK",
     "PackedLayout",
@@ -52,6 +53,10 @@ __all__ = [
 
 MAX_BLOCK = 256
 LIMB = 52  # bits of a limb, so that limb * L fits 63 bits
+
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""Magnitudes of e2m1 by the lower three of their bits; the highest one is the sign."""
+
 _MAX_VALUES = 1 << 16  # of one head in a block, so that digits can be counted in few bits
 _MAX_CLASSES = 16
 # Bits of a group up to which x * L fits 32 bits; 64 bits, for the 256 levels of the largest L; two limbs.
@@ -163,14 +168,17 @@ class PackedLayout:
 
 @dataclass(frozen=True, eq=False)
 class PackedVectors:
-    """Packed vectors with their metadata: affine if there is a ``zero``, small floats if there is an ``element``, else
-    codebook coded.
+    """Packed vectors with their metadata: affine if there is a ``zero``, numbers by a scale alone if there is an
+    ``element``, else codebook coded.
 
     words  int32 [layout.words]
     scale  float16 [heads, tokens, groups]; of codebook coding the norm, [heads, tokens, 1]; tokens as they lie
     zero   float16 [heads, tokens, groups] of affine coding
     tables codebooks, of codebook coding; what is coded then are rotated vectors
-    element  of small floats ``e4m3`` or ``e5m2``: codes are their bits, 256 levels, and scale is float32
+    element  ``e4m3`` or ``e5m2``: codes are the bits of small floats, 256 levels, and scale is float32, one a token;
+             ``e2m1``: 16 levels, their bits; scale is float8_e4m3fn, or an e8m0 as its bits, uint8, and not 0;
+             ``symmetric``: code L/2, rounded down, is zero, and scale is float16
+    whole    what all values are multiplied by besides, of e2m1
     """
 
     layout: PackedLayout | AlignedLayout
@@ -179,6 +187,7 @@ class PackedVectors:
     zero: Tensor | None = None
     tables: CodebookTables | None = None
     element: str | None = None
+    whole: float = 1.0
 
     @property
     def is_affine(self) -> bool:

@@ -15,9 +15,9 @@ from semkv_bench.kernels.affine_reference import affine_dequantize
 from semkv_bench.kernels.aligned import AlignedLayout
 from semkv_bench.kernels.codebook_reference import codebook_dequantize
 from semkv_bench.kernels.numerics import finite_cast
-from semkv_bench.kernels.packed import LIMB, PackedLayout, PackedVectors
+from semkv_bench.kernels.packed import E2M1, LIMB, PackedLayout, PackedVectors
 
-__all__ = ["float_dequantize", "pack", "unpack", "unpack_dequantize"]
+__all__ = ["element_dequantize", "pack", "unpack", "unpack_dequantize"]
 
 
 def pack(codes: Tensor, layout: PackedLayout) -> Tensor:
@@ -56,17 +56,27 @@ def unpack_dequantize(
     layout = packed.layout
     codes = (aligned.unpack if isinstance(layout, AlignedLayout) else unpack)(packed.words, layout)
     if packed.element is not None:
-        return float_dequantize(codes, packed.scale, packed.element, dtype)
+        return element_dequantize(codes, packed, dtype)
     if packed.zero is not None:
         return affine_dequantize(codes, packed.scale, packed.zero, dtype)
     levels = layout.levels()
     return finite_cast(codebook_dequantize(codes, packed.scale.squeeze(-1), levels, packed.tables), dtype)
 
 
-def float_dequantize(codes: Tensor, scale: Tensor, element: str, dtype: torch.dtype) -> Tensor:
-    """Values of small floats ``e4m3`` or ``e5m2`` by their bits uint8 and scales float32 [heads, tokens, 1]."""
-    kind = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}[element]
-    return finite_cast(codes.view(kind).float() * scale, dtype)
+def element_dequantize(codes: Tensor, packed: PackedVectors, dtype: torch.dtype) -> Tensor:
+    """Values of codes uint8 [heads, tokens, head_dim] that are numbers by a scale alone: see ``PackedVectors``."""
+    scale = packed.scale
+    if packed.element == "symmetric":
+        numbers = codes.float() - (packed.layout.levels() // 2)[:, None]
+    elif packed.element == "e2m1":
+        table = torch.tensor([sign * size for sign in (1.0, -1.0) for size in E2M1], device=codes.device)
+        numbers = table[codes.int()]
+        if scale.dtype == torch.uint8:
+            scale = (scale.int() << 23).view(torch.float32)
+    else:
+        numbers = codes.view({"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}[packed.element]).float()
+    scale = (scale.float() * packed.whole).repeat_interleave(codes.shape[-1] // packed.groups, dim=-1)
+    return finite_cast(numbers * scale, dtype)
 
 
 def _blocks(layout: PackedLayout) -> Iterator[tuple[int, int, list[tuple[PackingPlan, Tensor]]]]:

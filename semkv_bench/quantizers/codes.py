@@ -51,9 +51,23 @@ class Code(Part, ABC):
         return False
 
     @property
+    def unpackable(self) -> str:
+        """Why it does not, in a few words."""
+        return f"{type(self).__name__} is simulated and gives no codes to store"
+
+    @property
     def attended_element(self) -> str | None:
-        """The small floats that its codes are, where kernels attend to them with a scale a group; None: they do not."""
+        """The ``element`` of ``PackedVectors`` that its codes are, where kernels attend to them; None: they do not."""
         return None
+
+    @property
+    def attended_whole(self) -> float:
+        """What kernels multiply all values by, beside their scales."""
+        return 1.0
+
+    def attended_scale(self, scale: Tensor) -> Tensor:
+        """The ``scale`` of ``PackedVectors`` of the one that is stored."""
+        return scale
 
     @property
     def weighted(self) -> bool:

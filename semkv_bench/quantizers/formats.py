@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 from semkv_bench.checks import choice, is_number
 from semkv_bench.errors import UsageError
 from semkv_bench.kernels.numerics import to_float16
+from semkv_bench.kernels.packed import E2M1
 from semkv_bench.lazy import torch
 from semkv_bench.quantizers.codebook import lloyd_max, trapezoid_lloyd_max
-from semkv_bench.quantizers.codes import Code
+from semkv_bench.quantizers.codes import Code, ValueCode
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,7 +53,7 @@ def _largest(grouped: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class GgmlSymmetric(Code):
+class GgmlSymmetric(ValueCode):
     """llama.cpp's blocks with one float16 step: q4_0 is 16 levels, q5_0 32, q8_0 255, and any other number works alike.
 
     Even levels: the value of largest magnitude, whatever its sign, is code 0, at -L/2 steps. Odd ones: codes of either
@@ -61,16 +62,25 @@ class GgmlSymmetric(Code):
 
     metadata_bits: float = 16
 
-    def quantize_dequantize(self, grouped: Tensor, levels: int) -> Tensor:
+    @property
+    def attended_element(self) -> str:
         """See ``Code``."""
+        return "symmetric"
+
+    def encode(self, grouped: Tensor, levels: int) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """See ``ValueCode``: with each group its step."""
         half = levels // 2
         if levels % 2:
             step = grouped.abs().amax(-1, keepdim=True) / half
-            codes = _half_away(grouped * _inverse(step)).clamp(-half, half)
+            codes = _half_away(grouped * _inverse(step)).clamp(-half, half) + half
         else:
             step = _largest(grouped) / -half
-            codes = (grouped * _inverse(step) + (half + 0.5)).trunc().clamp(0, levels - 1) - half
-        return codes * to_float16(step).float()
+            codes = (grouped * _inverse(step) + (half + 0.5)).trunc().clamp(0, levels - 1)
+        return codes, (to_float16(step),)
+
+    def decode(self, codes: Tensor, stored: tuple[Tensor, ...], levels: int | Tensor) -> Tensor:
+        """See ``ValueCode``."""
+        return (codes - levels // 2) * stored[0].float()
 
 
 @dataclass(frozen=True)
@@ -122,7 +132,6 @@ class Iq4Nl(Code):
 # Largest value, its exponent, and the number of codes.
 _ELEMENTS = {"e4m3": (448.0, 8, 256), "e5m2": (57344.0, 15, 256), "e2m1": (6.0, 2, 16)}
 _TYPES = {"e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}  # of torch
-_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _SCALES = {"none": 0, "float32": 32, "e8m0_floor": 8, "e8m0_ceil": 8, "e4m3": 8}
 _TIES = ("even", "up", "down")
 _LEAST_E4M3 = 2.0**-6  # the smallest normal number
@@ -181,76 +190,95 @@ class Float(Code):
 
     @property
     def packs(self) -> bool:
-        """See ``Code``: of eight bits, with no scale or one of 32."""
-        known = self.tensor_scale != PROMPT and self.scale in ("none", "float32")
-        return known and self.element in _TYPES
+        """See ``Code``: unless a scale of the prompt is not known yet."""
+        return self.tensor_scale != PROMPT
+
+    @property
+    def unpackable(self) -> str:
+        """See ``Code``."""
+        return "code.tensor_scale=prompt is simulated: give a number to store it"
 
     @property
     def attended_element(self) -> str | None:
+        """See ``Code``: of eight bits with a float32 scale, of e2m1 with one of eight bits."""
+        if self.element == "e2m1":
+            return self.element if self.packs and _SCALES[self.scale] == 8 else None
+        return self.element if self.scale == "float32" and self.tensor_scale == 1 else None
+
+    @property
+    def attended_whole(self) -> float:
         """See ``Code``."""
-        return self.element if self.packs and self.scale == "float32" and self.tensor_scale == 1 else None
+        return float(self.tensor_scale)
+
+    def attended_scale(self, scale: Tensor) -> Tensor:
+        """See ``Code``."""
+        return scale.view(torch.float8_e4m3fn) if self.scale == "e4m3" else scale
 
     def encode(self, grouped: Tensor, levels: int) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Bits of the elements as numbers 0..255, float32 [..., members], and the scale [..., 1], if there is one."""
-        scales, scaled = (), grouped / grouped.new_tensor(self.tensor_scale)
+        """Bits of the elements as numbers 0..levels-1, float32 [..., members], and the scale [..., 1], if there is one.
+
+        Scales of eight bits are their bits, uint8.
+        """
+        whole, largest = grouped.new_tensor(self.tensor_scale), grouped.abs().amax(-1, keepdim=True)
+        if self.scale == "none":
+            return self._bits(grouped / whole), ()
         if self.scale == "float32":
-            scales = (self._scale(grouped),)
-            scaled = scaled * (1 / scales[0])
-        return self._elements(scaled).view(torch.uint8).float(), scales
+            scale = (largest / whole / _ELEMENTS[self.element][0]).clamp(min=self.eps)
+            return self._bits(grouped / whole * (1 / scale)), (scale,)
+        if self.scale == "e4m3":
+            exact = largest / _ELEMENTS[self.element][0] / whole
+            scale = exact.clamp(_LEAST_E4M3, _ELEMENTS["e4m3"][0]).to(torch.float8_e4m3fn).view(torch.uint8)
+            return self._bits(grouped * ((1 / whole) / self._scale(scale))), (scale,)
+        scale = self._power_of_two(largest / whole)
+        return self._bits(grouped / whole / self._scale(scale)), (scale,)
 
     def decode(self, codes: Tensor, stored: tuple[Tensor, ...], levels: int | Tensor) -> Tensor:
         """Values float32 [..., members]."""
-        values = codes.to(torch.uint8).view(getattr(torch, _TYPES[self.element])).float()
+        bits, whole = codes.to(torch.uint8), codes.new_tensor(self.tensor_scale)
+        if self.element in _TYPES:
+            values = bits.view(getattr(torch, _TYPES[self.element])).float()
+        else:
+            table = codes.new_tensor((*E2M1, *(-size for size in E2M1)))
+            values = table[bits.int()]
+        if self.scale == "e4m3":
+            return values * (self._scale(stored[0]) * whole)
         for scale in stored:
-            values = values * scale
-        return values * values.new_tensor(self.tensor_scale)
+            values = values * self._scale(scale)
+        return values * whole
 
     def quantize_dequantize(self, grouped: Tensor, levels: int) -> Tensor:
         """See ``Code``."""
-        if self.packs:
-            return self.decode(*self.encode(grouped, levels), levels)
         if self.tensor_scale == PROMPT:
             raise UsageError("code.tensor_scale=prompt needs the prompt's keys and values; give a number")
-        whole = grouped.new_tensor(self.tensor_scale)
-        if self.scale == "none":
-            return self._rounded(grouped / whole) * whole
-        largest = grouped.abs().amax(-1, keepdim=True)
-        if self.scale == "e4m3":
-            exact = largest / _ELEMENTS[self.element][0] / whole
-            scale = exact.clamp(_LEAST_E4M3, _ELEMENTS["e4m3"][0]).to(torch.float8_e4m3fn).float()
-            return self._rounded(grouped * ((1 / whole) / scale)) * (scale * whole)
-        if self.scale == "float32":
-            scale = self._scale(grouped)
-            return self._rounded(grouped / whole * (1 / scale)) * scale * whole
-        scale = self._power_of_two(largest / whole)
-        return self._rounded(grouped / whole / scale) * scale * whole
+        return self.decode(*self.encode(grouped, levels), levels)
 
-    def _scale(self, grouped: Tensor) -> Tensor:
-        largest, whole = grouped.abs().amax(-1, keepdim=True), grouped.new_tensor(self.tensor_scale)
-        return (largest / whole / _ELEMENTS[self.element][0]).clamp(min=self.eps)
+    def _scale(self, stored: Tensor) -> Tensor:
+        """A scale as it is stored, as float32."""
+        if self.scale == "float32":
+            return stored
+        if self.scale == "e4m3":
+            return stored.view(torch.float8_e4m3fn).float()
+        return (stored.int() << 23).view(torch.float32)
 
     def _power_of_two(self, largest: Tensor) -> Tensor:
+        """The bits of an e8m0; of zeros the least one."""
         top, exponent, _ = _ELEMENTS[self.element]
         if self.scale == "e8m0_floor":
-            power = torch.frexp(largest).exponent - 1 - exponent
+            power = (torch.frexp(largest).exponent - 1 - exponent).masked_fill(largest == 0, _EXPONENTS[0])
         else:
             power = (largest / top).clamp(min=_LEAST_CEIL).log2().ceil()
-        return torch.exp2(power.clamp(*_EXPONENTS).float())
+        return (power.clamp(*_EXPONENTS) + 127).to(torch.uint8)
 
-    def _elements(self, x: Tensor) -> Tensor:
-        """The nearest small floats of eight bits, of their own type; the largest beyond it."""
-        top = _ELEMENTS[self.element][0]
-        return x.clamp(-top, top).to(getattr(torch, _TYPES[self.element]))
-
-    def _rounded(self, x: Tensor) -> Tensor:
-        """The nearest element of x, the largest beyond it."""
+    def _bits(self, x: Tensor) -> Tensor:
+        """The bits of the nearest element of x, the largest beyond it, as numbers float32."""
         if self.element in _TYPES:
-            return self._elements(x).float()
-        table = x.new_tensor(_E2M1)
+            top = _ELEMENTS[self.element][0]
+            return x.clamp(-top, top).to(getattr(torch, _TYPES[self.element])).view(torch.uint8).float()
+        table = x.new_tensor(E2M1)
         middles, size = (table[1:] + table[:-1]) / 2, x.abs().contiguous()
         below, above = (torch.bucketize(size, middles, right=right) for right in (False, True))
         place = {"down": below, "up": above, "even": torch.where(below % 2 == 0, below, above)}[self.ties]
-        return torch.copysign(table[place], x)
+        return (place + 8 * torch.signbit(x)).float()
 
 
 @dataclass(frozen=True)

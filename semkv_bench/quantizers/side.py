@@ -41,6 +41,7 @@ _PARTS = {
 }
 
 _BY_TOKEN, _EVEN = Group(), Uniform()
+_SHORTEST_BLOCK = 16  # channels with a scale of their own, where attention over codes gains by it
 
 
 @dataclass(frozen=True)
@@ -272,8 +273,11 @@ class Side(Quantizer):
 
     @property
     def aligned(self) -> AlignedPrice | None:
-        """See ``Quantizer``: small floats with a scale a token and head, and no steps."""
-        plain = self.code.attended_element and not self.transform and self.group == _BY_TOKEN
+        """See ``Quantizer``: numbers by scales of a token and head, and no steps."""
+        element, channels = self.code.attended_element, self.group.channels
+        by_block = element in ("e2m1", "symmetric") and (channels is None or channels >= _SHORTEST_BLOCK)
+        grouped = self.group == _BY_TOKEN or (by_block and self.group == Group(channels=channels))
+        plain = element is not None and grouped and not self.transform
         return AlignedPrice(self) if plain and self.unpackable() is None else None
 
     def coded_bits(self, parts: Sequence[tuple[int, int]], shape: SideShape) -> float:
@@ -303,7 +307,7 @@ class Side(Quantizer):
     def unpackable(self) -> str | None:
         """See ``Quantizer``: parts whose storage is simulated alone."""
         if not self.code.packs:
-            return f"{type(self.code).__name__} is simulated and gives no codes to store"
+            return self.code.unpackable
         if self.calibrated:
             return "what is fitted to a model is simulated"
         if self.group.tokens == CLASS:

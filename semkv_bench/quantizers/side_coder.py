@@ -215,8 +215,9 @@ class SideCoder(Coder):
     def kernel_vectors(self, packed: Packed) -> PackedVectors:
         """See ``Coder``."""
         (stream,), (scale,) = packed.streams, packed.by_token
-        element = self.side.code.attended_element
-        return PackedVectors(stream.layout, stream.words, scale.flatten(2), element=element)
+        code = self.side.code
+        scale, element = code.attended_scale(scale.flatten(2)), code.attended_element
+        return PackedVectors(stream.layout, stream.words, scale, element=element, whole=code.attended_whole)
 
     def _places(self, count: int) -> list[tuple[int, int]]:
         """Where the code's metadata lie among ``count`` tensors, then those of every step."""

@@ -8,6 +8,7 @@ import torch
 from semkv_bench.kernels import AlignedLayout, PackedVectors, aligned
 from semkv_bench.kernels.affine_reference import affine_quantize
 from semkv_bench.kernels.codebook_reference import codebook_quantize
+from semkv_bench.kernels.packed import E2M1
 from semkv_bench.quantizers.turboquant import codebook_tables
 
 
@@ -51,6 +52,8 @@ def vectors(x, layout, kind, groups=2):
     levels = layout.levels()
     if kind in FLOATS:
         return floats(x, layout, kind)
+    if kind in BLOCKS:
+        return by_block(x, layout, kind)
     if kind == "codebook":
         top = 1 << (max(16, *layout.class_levels) - 1).bit_length()
         tables = codebook_tables(layout.head_dim, top, x.device)
@@ -73,6 +76,38 @@ def floats(x, layout, element):
     scale = (x.abs().amax(-1, keepdim=True) / top).clamp(min=1e-6)
     codes = (x / scale).clamp(-top, top).to(kind).view(torch.uint8)
     return PackedVectors(layout, aligned.pack(codes, layout), scale, element=element)
+
+
+# Channels of a block, its element, and what its scales are stored as.
+BLOCKS = {
+    "mxfp4": (32, "e2m1", torch.uint8),
+    "sglang_fp4": (16, "e2m1", torch.uint8),
+    "nvfp4": (16, "e2m1", torch.float8_e4m3fn),
+    "q4_0": (32, "symmetric", torch.float16),
+}
+E2M1_VALUES = torch.tensor([*E2M1, *(-size for size in E2M1)])
+
+
+def by_block(x, layout, kind, whole=1.0):
+    """x by the nearest numbers, each block's largest value about the largest of them; of q4_0 some steps below zero."""
+    size, element, stored = BLOCKS[kind]
+    blocks = x.unflatten(-1, (-1, size if x.shape[-1] % size == 0 else x.shape[-1] // 5))
+    largest, half = blocks.abs().amax(-1, keepdim=True), layout.class_levels[0] // 2
+    if element == "symmetric":
+        sign = torch.where(torch.arange(blocks.shape[-2]) % 2 == 0, 1, -1)[:, None].to(x.device)
+        scale = (sign * largest / half).half()
+        codes = ((blocks / scale.float()).round() + half).clamp(0, layout.class_levels[0] - 1).to(torch.uint8)
+        whole = 1.0
+    else:
+        if stored == torch.uint8:
+            scale = ((largest / whole / 6).log2().ceil() + 127).clamp(1, 254).to(torch.uint8)
+            step = ((scale.int() << 23).view(torch.float32)) * whole
+        else:
+            scale = (largest / whole / 6).clamp(2**-6, 448).to(stored)
+            step = scale.float() * whole
+        codes = ((blocks / step)[..., None] - E2M1_VALUES.to(x.device)).abs().argmin(-1).to(torch.uint8)
+    words = aligned.pack(codes.flatten(-2).contiguous(), layout)
+    return PackedVectors(layout, words, scale.squeeze(-1), element=element, whole=whole)
 
 
 MIXES = [(5,), (4,), (6, 5), (3, 2), (8, 7, 16), (9, 12), (24, 32), (100, 256), (2, 3, 7)]

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from attended import FLOATS, Cache, piece, random_cache
+from attended import BLOCKS, E2M1_VALUES, FLOATS, Cache, by_block, piece, random_cache
 
 from semkv_bench.kernels import (
     AlignedLayout,
@@ -98,6 +98,82 @@ def test_every_small_float_is_exact(element, device):
     query = torch.zeros(1, 1, 256, device=device)
     (out, _), _ = Cache(query, query, [[(side, side)]], [], 1.0).attended(attention_triton)
     assert torch.equal(out[0, 0].cpu(), expected.where(expected.isfinite(), 0))
+
+
+@pytest.mark.parametrize(
+    ("kinds", "head_dim", "tokens"),
+    [
+        (("mxfp4", "mxfp4"), 64, 100),
+        (("q4_0", "q4_0"), 128, 49),
+        (("nvfp4", "nvfp4"), 64, 7),
+        (("sglang_fp4", "affine"), 80, 50),  # five blocks, with room for eight
+        (("affine", "mxfp4"), 96, 33),
+        (("e4m3", "q4_0"), 80, 20),
+        (("grouped", "nvfp4"), 32, 5),
+        (("q4_0", "codebook"), 32, 193),  # one block
+    ],
+)
+def test_scales_of_blocks_of_channels(kinds, head_dim, tokens, device, canaries):
+    """Four bits with several scales a token: products by block are scaled, and no value by itself."""
+    counts = [(16,) if kind in BLOCKS else (256,) if kind == "e4m3" else (5,) for kind in kinds]
+    keys, values = piece(2, tokens, head_dim, *counts, seed=tokens, kinds=kinds, device=device)
+    query = torch.randn(1, 6, head_dim, generator=torch.Generator().manual_seed(1)).to(device)
+    agree(Cache(query, query, [[(keys, values)]], [], head_dim**-0.5))
+
+
+@pytest.mark.parametrize("levels", [(5, 8), (32, 255)])
+def test_codes_of_either_sign_have_any_number_of_levels(levels, device):
+    sides = [
+        piece(1, 40, 64, (count,), (count,), kinds=("q4_0", "q4_0"), device=device)[0] for count in levels
+    ]
+    query = torch.randn(1, 2, 64, generator=torch.Generator().manual_seed(1)).to(device)
+    agree(Cache(query, query, [[tuple(sides)]], [], 0.125))
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_every_code_of_four_bits_is_exact(kind, device):
+    """Attention over one token alone, whose channels have all codes there are, in blocks of very different scales."""
+    size, element, stored = BLOCKS[kind]
+    codes = torch.arange(16, dtype=torch.uint8).repeat(8)[None, None]
+    layout = AlignedLayout.build(torch.full((1,), 16, device=device), 1, 128)
+    exponents = torch.arange(128 // size)[None, None] - 3
+    powers = (
+        (exponents + 127).to(stored) if stored == torch.uint8 else torch.exp2(exponents.float()).to(stored)
+    )
+    words = aligned.pack(codes.to(device), layout)
+    side = PackedVectors(layout, words, powers.to(device), element=element)
+    query = torch.zeros(1, 1, 128, device=device)
+    (out, _), _ = Cache(query, query, [[(side, side)]], [], 1.0).attended(attention_triton)
+    numbers = E2M1_VALUES[codes.int()] if element == "e2m1" else codes.float() - 8
+    expected = numbers * torch.exp2(exponents.float()).repeat_interleave(size, -1)
+    assert torch.equal(out[0, 0].cpu(), expected[0, 0])
+
+
+@pytest.mark.parametrize("size", [2.0**-90, 2.0**-40, 2.0**60, 2.0**100])
+def test_powers_of_two_far_beyond_float16(size, device):
+    """All values tiny or huge, and keys so that their scores are not."""
+    layout = AlignedLayout.build(torch.full((50,), 16, device=device), 1, 64)
+    x = torch.randn(2, 1, 50, 64, generator=torch.Generator().manual_seed(2)).to(device)
+    x[1, :, ::4] /= 64
+    x[1, :, 1::4, :32] *= 2.0**-12
+    keys, values = (by_block(one * size, layout, "mxfp4") for one in x)
+    query = torch.randn(1, 2, 64, generator=torch.Generator().manual_seed(1)).to(device) / size
+    (expected, sums), (actual, found) = (
+        Cache(query, query, [[(keys, values)]], [], 0.25).attended(kernels)[0]
+        for kernels in (attention_reference, attention_triton)
+    )
+    torch.testing.assert_close(actual / size, expected / size, **CLOSE)
+    torch.testing.assert_close(found, sums, **CLOSE)
+
+
+def test_a_scale_of_all_values_is_each_pieces_own(device):
+    layout = AlignedLayout.build(torch.full((30,), 16, device=device), 2, 64)
+    x = torch.randn(4, 2, 30, 64, generator=torch.Generator().manual_seed(2)).to(device)
+    sides = [
+        by_block(one, layout, "nvfp4", whole) for one, whole in zip(x, (0.01, 0.3, 2.5, 1e-3), strict=True)
+    ]
+    query = torch.randn(1, 4, 64, generator=torch.Generator().manual_seed(1)).to(device)
+    agree(Cache(query, query, [[tuple(sides[:2]), tuple(sides[2:])]], [], 0.125))
 
 
 @pytest.mark.parametrize("size", [60.0, 1e-4, 0.0])

@@ -32,9 +32,14 @@ PACKED = [
     "intactkv",
     "kivi",
     "mikv",
+    "mxfp4",
     "polarquant",
+    "q4_0",
+    "q4_0_rotated",
+    "q8_0",
     "quarot",
     "saw_int4",
+    "sglang_fp4",
 ]
 PACKED += ["turboquant", "turboquant_channel_split", "turboquant_prod"]
 HEADS, HEAD_DIM, TOKENS = 4, 128, 512
@@ -96,16 +101,45 @@ def test_methods_from_parts_answer_as_in_the_sweep(tiny_llama, made, parts):
     _answers_as_swept(tiny_llama, of_file(made[0], 4, *made[1]), parts)
 
 
-def test_attention_over_the_bits_of_small_floats_answers_as_in_the_sweep(tiny_llama):
-    setting, ids = of_file("fp8_per_token_head", 4), some_ids(43)
-    assert setting.aligns and setting.aligned_storage(128).effective_bits == 8.25
-    assert not of_file("fp8", 4).aligns and not of_file("kivi", 4).aligns
-    cache = SemKVCache(tiny_llama.model.config, setting, attention="packed", parts="both", block=8)
-    expected = SemKVCache(tiny_llama.model.config, setting, parts="both", block=8)
-    assert greedy(tiny_llama, cache, ids, new=12) == greedy(tiny_llama, expected, ids, new=12)
+# Effective bits at head_dim 128, and what the kernels call its codes.
+FORMATS = {
+    "fp8_per_token_head": (8.25, "e4m3"),
+    "mxfp4": (4.25, "e2m1"),
+    "q4_0": (4.5, "symmetric"),
+    "sglang_fp4": (4.5, "e2m1"),
+    "nvfp4": (4.5, "e2m1"),
+}
+GIVEN = [f"quantizer.{side}.code.tensor_scale=0.25" for side in ("keys", "values")]
+
+
+def test_formats_that_attention_does_not_know():
+    for name in ("fp8", "kivi", "q4_0_rotated", "nvfp4", "q4_1"):
+        assert not of_file(name, 4).aligns
+    assert not of_file("mxfp4", 4, "quantizer.keys.group.channels=8").aligns
+    with pytest.raises(UsageError, match=r"nvfp4: code\.tensor_scale=prompt is simulated: give a number"):
+        SemKVCache(small_config(layers=4, head_dim=128), of_file("nvfp4", 4))
+
+
+@pytest.mark.parametrize("name", thinned(list(FORMATS), "mxfp4"))
+def test_attention_over_the_codes_of_formats_answers_as_in_the_sweep(tiny_wide, name):
+    (bits, element), ids = FORMATS[name], some_ids(43)
+    setting = of_file(name, 4, *(GIVEN if name == "nvfp4" else ()))
+    assert setting.aligns and setting.aligned_storage(128).effective_bits == bits
+    cache = SemKVCache(tiny_wide.model.config, setting, attention="packed", parts="both", block=8)
+    expected = SemKVCache(tiny_wide.model.config, setting, parts="both", block=8)
+    answer = greedy(tiny_wide, cache, ids, new=12)
+    assert answer == greedy(tiny_wide, expected, ids, new=12)
+    request = Request(ids[0].tolist(), [5], 12, frozenset())
+    assert answer[0] == Engine(tiny_wide).run(request, [FULL, setting], CodingRule("both", 8))[1].tokens
     (side, _), pieces = cache.layers[0].sides, cache.layers[0].pieces_seen
     assert side.coder.known_to_kernels and pieces is not None
-    assert {vectors.element for row in pieces.work for pair in row for vectors in pair} == {"e4m3"}
+    # Bits stored are those of the price: whole words of codes, and scales of their own size.
+    stored = [packed for row in side.rows for packed in row]
+    values = 2 * 64 * sum(packed.tokens for packed in stored)
+    assert sum(packed.nbytes for packed in stored) * 8 == pytest.approx(
+        values * (bits if element != "e4m3" else 8.5), rel=0.05
+    )
+    assert {vectors.element for row in pieces.work for pair in row for vectors in pair} == {element}
 
 
 def _answers_as_swept(loaded, setting, parts):
