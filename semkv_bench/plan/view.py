@@ -40,6 +40,29 @@ def show_plan(
     console: Console,
 ) -> None:
     """Settings with their bits, examples per sub-task with their tokens, memory and time."""
+    console.print(_settings_table(plan))
+    console.print(
+        "cache: all that a cache holds when an answer at its limit ends, mean over the examples; "
+        "the other columns are the price of a coded value",
+        highlight=False,
+    )
+    console.print(_tasks_table(plan))
+    needs = (
+        (_memory_line(memory), _time_line(duration))
+        if memory is not None
+        else (f"memory, time: engine={plan.engine.name} loads the model itself; neither is estimated for it",)
+    )
+    protocol = f"protocol {plan.protocol.name}: {plan.protocol.stores}"
+    for line in (protocol, _amount_line(plan), *needs, *_roofline_lines(rooflines)):
+        console.print(line, markup=False, highlight=False)
+    if plan.stages:
+        looks = ", ".join(str(stage.examples) for stage in plan.stages)
+        console.print(f"sequential: looks at {looks} examples; {_look_words(plan)}", highlight=False)
+    if warning := too_few(plan):
+        console.print(warning, markup=False, highlight=False, style="yellow")
+
+
+def _settings_table(plan: Plan) -> Table:
     settings = _table(
         f"{len(plan.settings)} settings of {plan.source.name}",
         ("setting", "code bits", "effective bits", "smaller", "cache bits", "cache smaller"),
@@ -55,12 +78,10 @@ def show_plan(
             f"{bits:.3f}",
             f"{16 / bits:.2f}x",
         )
-    console.print(settings)
-    console.print(
-        "cache: all that a cache holds when an answer at its limit ends, mean over the examples; "
-        "the other columns are the price of a coded value",
-        highlight=False,
-    )
+    return settings
+
+
+def _tasks_table(plan: Plan) -> Table:
     tasks = _table(
         f"{len(plan.examples)} examples",
         ("task", "examples", "turns", "mean prompt tokens", "longest", "answer limit"),
@@ -78,28 +99,18 @@ def show_plan(
             str(max(lengths)),
             str(limit),
         )
-    console.print(tasks)
+    return tasks
+
+
+def _amount_line(plan: Plan) -> str:
+    """What is quantized, and how many tokens this process runs."""
     quantized = f"{len(plan.shape.quantized_layers)} of {plan.shape.layers} layers quantized"
     if plan.shape.described:
         quantized = f"{quantized} ({plan.shape.described})"
     share = plan.share
     tokens = f"{_prompt_tokens(share):,} prompt tokens, at most {_answer_tokens(plan, share):,} of answers"
     own = "" if plan.shard is None else f"; shard {plan.shard} runs {len(share)} examples"
-    protocol = f"protocol {plan.protocol.name}: {plan.protocol.stores}"
-    needs = (
-        (_memory_line(memory), _time_line(duration))
-        if memory is not None
-        else (f"memory, time: engine={plan.engine.name} loads the model itself; neither is estimated for it",)
-    )
-    for line in (protocol, f"{quantized}{own}; {tokens}", *needs):
-        console.print(line, markup=False, highlight=False)
-    for line in _roofline_lines(rooflines):
-        console.print(line, markup=False, highlight=False)
-    if plan.stages:
-        looks = ", ".join(str(stage.examples) for stage in plan.stages)
-        console.print(f"sequential: looks at {looks} examples; {_look_words(plan)}", highlight=False)
-    if warning := too_few(plan):
-        console.print(warning, markup=False, highlight=False, style="yellow")
+    return f"{quantized}{own}; {tokens}"
 
 
 def _look_words(plan: Plan) -> str:

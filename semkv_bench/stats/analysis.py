@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -86,43 +87,37 @@ def analyze(
         name or "": cliff_of(grid_points(paired, name), judgement, resampled, options, name)
         for name in _quantizers(paired)
     }
+    main = _main_quantizer(paired) or ""
     settings = _settings(paired, judgement, resampled, cliffs, options, look)
+    one_task = partial(_one_task, options=options, look=look)
     return Report(
         model=_only(records, "model"),
         quantizer=_named(_quantizers(paired)),
         engine=_only(records, "engine"),
         protocol=_only(records, "protocol"),
         reference=REFERENCE,
-        alpha=options.alpha,
-        margin=options.margin,
-        average=options.average,
-        confidence=options.confidence,
-        resamples=options.resamples,
-        seed=options.seed,
-        n_examples=int(whole.evidence[:, 0].sum()),
-        n_examples_recorded=whole.recorded,
-        n_repeats_collapsed=whole.repeats,
-        n_clusters=whole.n_clusters,
+        **_decided(options),
+        **_counts(whole),
         preregistered=bool(preregistered),
         assay=_assay(judgement, guess, paired, dead),
         settings=settings,
         tasks=_tasks(whole, options, look),
-        cliff=cliffs[_main_quantizer(paired) or ""],
+        cliff=cliffs[main],
         cliffs=cliffs,
         operating_point=_operating_point(paired, judgement, options, guess, look, split),
         sequential=None if look is None else _sequential(look, options),
         noise_floor=_noise_floor(settings),
         warnings=_warnings(whole),
         texts=text_results(whole, options),
-        depths=by_depth(records, options, partial(_one_task, options=options, look=look)),
-        places=by_place(alive, options, partial(_one_task, options=options, look=look)),
+        depths=by_depth(records, options, one_task),
+        places=by_place(alive, options, one_task),
         lengths=by_length(
             alive,
             options,
             chance or {},
             guess,
-            sorted(cliffs, key=lambda name: name != (_main_quantizer(paired) or "")),
-            partial(_one_task, options=options, look=look),
+            sorted(cliffs, key=lambda name: name != main),
+            one_task,
             look,
         ),
         length_trend=length_trend(alive, paired, options, look),
@@ -130,6 +125,24 @@ def analyze(
         methods=compared_methods(paired, settings, options, look),
         **comparisons(alive, paired, options, look) | {"n_units_recorded": recorded_units(records)},
     )
+
+
+def _decided(options: StatsOptions) -> dict[str, Any]:
+    """What was decided before, as fields of the report."""
+    return {
+        name: getattr(options, name)
+        for name in ("alpha", "margin", "average", "confidence", "resamples", "seed")
+    }
+
+
+def _counts(paired: PairedScores) -> dict[str, int]:
+    """How much evidence there is, as fields of the report."""
+    return {
+        "n_examples": int(paired.evidence[:, 0].sum()),
+        "n_examples_recorded": paired.recorded,
+        "n_repeats_collapsed": paired.repeats,
+        "n_clusters": paired.n_clusters,
+    }
 
 
 def _only(records: pd.DataFrame, name: str) -> str | None:

@@ -126,33 +126,19 @@ def judge(
     family = np.array([info.kind != "full" for info in paired.settings])
     tested = [info for info in paired.settings if info.kind != "full"]
     top_down, bottom_up = shares(tested), shares(tested, bottom_up=True)
-    no_worse, no_better, falls = (over_all_looks(p, looks) for p in (lost, won, deg))
-    for i, info in enumerate(paired.settings):
-        if before and info.name in before:
-            falls[i] = min(falls[i], before[info.name][2])
-            if paired.last_look is not None and paired.last_look[i] < look.number:
-                no_worse[i], no_better[i] = before[info.name][:2]
-    over_looks = np.stack([no_worse, no_better, falls])
+    over_looks = np.stack([over_all_looks(p, looks) for p in (lost, won, deg)])
+    _keep_shown(over_looks, paired, look, before or {})
+    no_worse, no_better, falls = over_looks.copy()
     if adjust:
         no_worse[family] = adjusted(no_worse[family], top_down)
         no_better[family] = holm(no_better[family])
         falls[family] = adjusted(falls[family], bottom_up)
     equivalent = np.maximum(no_worse, no_better)
     detectable = p_diff < options.alpha
-    below = detectable & (m.mean < 0)
-    shown = ["reference"]
-    for i in range(1, len(paired.settings)):
-        if no_worse[i] < options.alpha:
-            inside = equivalent[i] < options.alpha
-            shown.append("floor" if below[i] else "equivalent" if inside else "no_worse")
-        else:
-            shown.append("degraded" if falls[i] < options.alpha else "inconclusive")
+    shown = _shown(options.alpha, no_worse, equivalent, falls, below=detectable & (m.mean < 0))
     confidence = options.confidence if look is None else look.confidence(options.confidence)
-    low = float(score_interval(reference_moments(paired, options.average), confidence)[0][0])
+    low = _lower_end(reference_moments(paired, options.average), confidence)
     works = low > chance
-    ones = np.ones((len(paired.tasks), 1))
-    best = moments(ones, ones, paired.tasks, options.average, sizes=paired.sizes, documents=paired.documents)
-    too_few = bool(score_interval(best, confidence)[0][0] <= chance)
     control = _positive_control(paired, shown)
     return Judgement(
         moments=m,
@@ -170,14 +156,51 @@ def judge(
         p_degraded=falls,
         p_difference=p_diff,
         detectable=detectable,
-        shown=tuple(shown),
+        shown=shown,
         verdicts=tuple(_allowed(verdict, works, control is not None) for verdict in shown),
         reference_low=low,
         reference_works=works,
         positive_control=control if works else None,
-        too_few=too_few,
+        too_few=_lower_end(_all_right(paired, options.average), confidence) <= chance,
         over_looks=over_looks,
     )
+
+
+def _keep_shown(
+    over_looks: np.ndarray, paired: PairedScores, look: Look | None, before: Mapping[str, np.ndarray]
+) -> None:
+    """Put into ``over_looks`` what an earlier look has shown, and all of it for a setting that has left the race."""
+    for i, info in enumerate(paired.settings):
+        if info.name not in before:
+            continue
+        over_looks[2, i] = min(over_looks[2, i], before[info.name][2])
+        if paired.last_look is not None and paired.last_look[i] < look.number:
+            over_looks[:2, i] = before[info.name][:2]
+
+
+def _shown(
+    alpha: float, no_worse: np.ndarray, equivalent: np.ndarray, degraded: np.ndarray, below: np.ndarray
+) -> tuple[str, ...]:
+    """What p-values [S] show of every setting; below: is it shown to lie below the reference?"""
+    shown = ["reference"]
+    for i in range(1, len(no_worse)):
+        if no_worse[i] < alpha:
+            inside = equivalent[i] < alpha
+            shown.append("floor" if below[i] else "equivalent" if inside else "no_worse")
+        else:
+            shown.append("degraded" if degraded[i] < alpha else "inconclusive")
+    return tuple(shown)
+
+
+def _lower_end(scores: Moments, confidence: float) -> float:
+    """Lower end of the interval of the first column's score."""
+    return float(score_interval(scores, confidence)[0][0])
+
+
+def _all_right(paired: PairedScores, average: str) -> Moments:
+    """Moments of scores that are all 1, the best that a reference can reach on this sample."""
+    ones = np.ones((len(paired.tasks), 1))
+    return moments(ones, ones, paired.tasks, average, sizes=paired.sizes, documents=paired.documents)
 
 
 def _p_value(test: Callable, m: Moments, paired: PairedScores, options: StatsOptions) -> np.ndarray:

@@ -36,12 +36,7 @@ def by_perturbation(
         cluster=cluster_labels(records), kind_of=records[PERTURB].fillna("").astype(str)
     )
     scores = labelled.pivot_table(index=["task", "cluster"], columns=["kind_of", "setting"], values="score")
-    names = [info.name for info in paired.settings[1:] if info.kind != "full"]
-    kinds = sorted(kind for kind in scores.columns.levels[0] if kind)
-    asked = [
-        (kind, name) for kind in kinds for name in names if (kind, name) in scores and ("", name) in scores
-    ]
-    asked = [(kind, name) for kind, name in asked if (kind, reference) in scores]
+    asked = _asked(scores, paired)
     if not asked:
         return ()
     tasks = pd.factorize(scores.index.get_level_values("task"))[0]
@@ -64,11 +59,6 @@ def by_perturbation(
     found = []
     for k, (kind, name) in enumerate(asked):
         low, high = result.interval(k)
-        verdict = "not decided"
-        if alike[k] < options.alpha:
-            verdict = "loses as much"
-        elif different[k] < options.alpha:
-            verdict = "loses more" if result.mean[k] < 0 else "loses less"
         of = whole[:, k]
         found.append(
             Perturbed(
@@ -81,10 +71,32 @@ def by_perturbation(
                 diff_ci=(None if low is None else 2 * low, None if high is None else 2 * high),
                 p_difference=float(different[k]),
                 p_equivalence=float(alike[k]),
-                verdict=verdict,
+                verdict=_verdict(result.mean[k], alike[k] < options.alpha, different[k] < options.alpha),
             )
         )
     return tuple(found)
+
+
+def _asked(scores: pd.DataFrame, paired: PairedScores) -> list[tuple[str, str]]:
+    """Kinds of change and settings of which there is all that is compared; columns of ``scores`` are such pairs."""
+    reference = paired.settings[0].name
+    names = [info.name for info in paired.settings[1:] if info.kind != "full"]
+    kinds = sorted(kind for kind in scores.columns.levels[0] if kind)
+    return [
+        (kind, name)
+        for kind in kinds
+        for name in names
+        if (kind, name) in scores and ("", name) in scores and (kind, reference) in scores
+    ]
+
+
+def _verdict(diff: float, alike: bool, different: bool) -> str:
+    """In words: are the two losses shown to be alike, or to differ?"""
+    if alike:
+        return "loses as much"
+    if different:
+        return "loses more" if diff < 0 else "loses less"
+    return "not decided"
 
 
 def _mean(values: np.ndarray, tasks: np.ndarray, options: StatsOptions) -> float | None:

@@ -64,11 +64,7 @@ def _ranking(
     result = contrast_of(paired, sides, options, look)
     adjusted = holm(result.p_difference)
     place = {pair: k for k, pair in enumerate(pairs)}
-    separated = np.zeros((len(members), len(members)), dtype=int)
-    for (a, b), k in place.items():
-        if adjusted[k] < options.alpha:
-            separated[a, b] = 1 if result.mean[k] > 0 else -1
-            separated[b, a] = -separated[a, b]
+    separated = _separated(len(members), place, result.mean, adjusted < options.alpha)
     marks = letters(separated != 0)
     control = next(
         (i for i, each in enumerate(members) if paired.settings[each.index].metric == CONTROL), None
@@ -102,18 +98,38 @@ def _ranking(
             )
             for i, each in enumerate(members)
         ),
-        pairs=tuple(
-            MetricPair(
-                first=members[a].metric,
-                second=members[b].metric,
-                n_clusters=int(result.clusters[k]),
-                diff=result.value("mean", k),
-                diff_ci=result.interval(k),
-                p=float(adjusted[k]),
-                p_raw=float(result.p_difference[k]),
-            )
-            for (a, b), k in place.items()
-        ),
+        pairs=_pairs(members, place, result, adjusted),
+    )
+
+
+def _separated(size: int, place: dict, diff: np.ndarray, differ: np.ndarray) -> np.ndarray:
+    """1 where the row's member is shown to be better than the column's, -1 where worse, else 0, [size, size].
+
+    diff, differ: by pair, in the order of ``place``, the difference of its first member to its second, and whether
+    they are shown to differ.
+    """
+    separated = np.zeros((size, size), dtype=int)
+    for (a, b), k in place.items():
+        if differ[k]:
+            separated[a, b] = 1 if diff[k] > 0 else -1
+            separated[b, a] = -separated[a, b]
+    return separated
+
+
+def _pairs(
+    members: list[Allocated], place: dict, result: Contrast, adjusted: np.ndarray
+) -> tuple[MetricPair, ...]:
+    return tuple(
+        MetricPair(
+            first=members[a].metric,
+            second=members[b].metric,
+            n_clusters=int(result.clusters[k]),
+            diff=result.value("mean", k),
+            diff_ci=result.interval(k),
+            p=float(adjusted[k]),
+            p_raw=float(result.p_difference[k]),
+        )
+        for (a, b), k in place.items()
     )
 
 
