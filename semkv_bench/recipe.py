@@ -90,8 +90,7 @@ def run_recipe(config: DictConfig, console: Console) -> Path:
     )
     mixes = _mixed_config(config, chosen)
     mixes.out = str(out / "mixes")
-    used = frozenset((example.task, example.example_id) for example in first.examples)
-    second = make_plan(mixes, exclude=used)
+    second = make_plan(mixes, used=first.examples)
     console.print(
         f"2 of 2: mixes of L={chosen.high} and L={chosen.low} on {len(second.examples)} fresh examples, "
         f"L={chosen.control} as positive control",
@@ -153,8 +152,7 @@ def _trial_of_second(config: DictConfig, first: Plan) -> Plan:
         )
     if any(tokens < 1 for tokens in config.context):
         raise UsageError(f"context={list(config.context)} must hold numbers of tokens of at least 1")
-    used = frozenset((example.task, example.example_id) for example in first.examples)
-    return make_plan(_mixed_config(config, Chosen(grid[0], grid[1], grid[-1])), exclude=used)
+    return make_plan(_mixed_config(config, Chosen(grid[0], grid[1], grid[-1])), used=first.examples)
 
 
 def _uniform_config(config: DictConfig) -> DictConfig:

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -36,6 +36,7 @@ from semkv_bench.tasks.context import context_tokens
 
 __all__ = [
     "Plan",
+    "fresh",
     "make_plan",
     "most_tokens",
     "prompt_hash",
@@ -84,13 +85,11 @@ class Plan:
         return not self.engine.temperature and not any(setting.seeded for setting in self.settings)
 
 
-def make_plan(
-    config: DictConfig, exclude: Collection[tuple[str, str]] = (), source: ModelInMemory | None = None
-) -> Plan:
+def make_plan(config: DictConfig, used: Sequence[Example] = (), source: ModelInMemory | None = None) -> Plan:
     """Build and check all parts; the tokenizer is loaded, weights are not.
 
-    exclude: (task, example_id) of examples that were used before and must not be used again. source: the model, where
-    it is in memory and not to be made of the configuration.
+    used: examples by which something was chosen that these are to confirm (see ``fresh``). source: the model, where it
+    is in memory and not to be made of the configuration.
 
     Raises:
         UsageError: a value that cannot work, for example a group that does not divide the head.
@@ -121,7 +120,7 @@ def make_plan(
         config.max_prompt_tokens,
         config.max_new_tokens,
     )
-    examples = [example for example in examples if (example.task, example.example_id) not in exclude]
+    examples = fresh(examples, used)
     engine = _with_forced(engine, examples)
     if engine.simulates:
         _check_vocabulary(examples, source)
@@ -138,6 +137,31 @@ def make_plan(
         source, shape, settings, task, tuple(examples), protocol, engine, {}, shard, stages, tokenizer
     )
     return replace(plan, charter=_charter(config, plan, stats))
+
+
+def fresh(examples: Sequence[Example], used: Sequence[Example]) -> list[Example]:
+    """Those of ``examples`` that share name, prompt or document with none of ``used``.
+
+    Raises UsageError where that leaves none.
+    """
+    seen = {mark for example in used for mark in _marks(example)}
+    left = [example for example in examples if not used or seen.isdisjoint(_marks(example))]
+    if examples and not left:
+        raise UsageError(
+            f"none of the {len(examples)} examples is fresh: each shares its prompt or document with one that the "
+            "choice is made by, and cannot confirm it; lower per_task (of search: calibration_per_task), or give a "
+            "task with more documents"
+        )
+    return left
+
+
+def _marks(example: Example) -> set[Any]:
+    """What examples have in common that are no evidence apart from each other: see ``stats.pairing.cluster_labels``."""
+    marks = {(example.task, example.example_id), cluster_of(example), prompt_hash(example)}
+    # A cluster that is the prompt's own name says nothing of another task.
+    if example.cluster not in ("", example.example_id.removesuffix(f"~{example.perturb}")):
+        marks.add(example.cluster)
+    return marks
 
 
 def _check_numbers(config: DictConfig, task: Task, model: str, shape: ModelShape) -> None:

@@ -15,7 +15,7 @@ from semkv_bench.config.compose import build
 from semkv_bench.errors import SemkvError, UsageError
 from semkv_bench.files import check_writable
 from semkv_bench.grid.levels import check_levels
-from semkv_bench.plan.plan import Plan, make_plan
+from semkv_bench.plan.plan import Plan, fresh, make_plan
 from semkv_bench.plan.settings import plain_node, quantizers
 from semkv_bench.quantizers.base import pair_label
 from semkv_bench.records.folder import read_run
@@ -51,7 +51,7 @@ def run_search(config: DictConfig, console: Console) -> Path:
 
     Raises:
         UsageError: a budget that no levels meet or that leaves nothing to choose, a quantizer without levels to choose,
-            calibration prompts that are evaluation prompts.
+            no example that shares neither prompt nor document with the calibration.
     """
     _check(config)
     keys, values = quantizers(config)
@@ -65,7 +65,7 @@ def run_search(config: DictConfig, console: Console) -> Path:
     tokens = config.tokens or round(sum(len(e.input_ids) - 1 for e in first.examples) / len(first.examples))
     cache = Cache.of(keys, values, _levels(config), trial.shape.cache, tokens)
     cache.budget(config.target_bits)
-    used = _used(first, trial)
+    left_out = len(trial.examples) - len(fresh(trial.examples, first.examples))
     label = pair_label(keys, values)
     out = Path(config.out or RESULTS / f"{trial.source.name}-{label}-{config.target_bits:g}").expanduser()
     check_writable(out)
@@ -81,10 +81,10 @@ def run_search(config: DictConfig, console: Console) -> Path:
     losses, measured = _losses(search)
     candidates = _candidates(search, losses)
     second_config = _confirming(search, candidates)
-    second = make_plan(second_config, exclude=used)
+    second = make_plan(second_config, used=first.examples)
     console.print(
         f"2 of 2: {', '.join(c.setting for c in candidates)} beside uniform levels on {len(second.examples)} fresh "
-        "examples",
+        f"examples{_left_out_words(left_out)}",
         highlight=False,
     )
     run_plan(second, second_config)
@@ -108,6 +108,10 @@ def run_search(config: DictConfig, console: Console) -> Path:
         soft_wrap=True,
     )
     return out
+
+
+def _left_out_words(count: int) -> str:
+    return f"; {count} left out, whose prompt or document calibration has" if count else ""
 
 
 def _check(config: DictConfig) -> None:
@@ -164,20 +168,6 @@ def _calibration_config(config: DictConfig, coded: tuple[int, ...], layers: int)
     changed.engine.noise_examples = 0
     changed.stats.looks = None
     return changed
-
-
-def _used(first: Plan, trial: Plan) -> frozenset[tuple[str, str]]:
-    """Examples that calibration uses and confirmation must not; UsageError where none is left."""
-    prompts = set(first.prompts.values())
-    used = {(e.task, e.example_id) for e in first.examples}
-    used |= {(e.task, e.example_id) for e in trial.examples if trial.prompts[e.unit] in prompts}
-    left = [e for e in trial.examples if (e.task, e.example_id) not in used]
-    if not left:
-        raise UsageError(
-            f"the {len(trial.examples)} evaluation prompts are all calibration prompts too, and cannot confirm what "
-            "was chosen by them; lower calibration_per_task, or give a task with more prompts"
-        )
-    return frozenset(used)
 
 
 def _losses(search: _Search) -> tuple[dict[tuple[Part, int], float], pd.DataFrame]:
