@@ -133,7 +133,8 @@ def export(given: Given) -> None:
 def score(given: Given) -> None:
     """Score answers to exported prompts into a run folder."""
     prompts, rest = given.split("prompts")
-    files = [argument for argument in rest if "=" not in argument]
+    # A file's name may hold an equals sign.
+    files = [a for a in rest if "=" not in a or Path(a).expanduser().is_file()]
     if len(files) != 1:
         raise UsageError("score needs one file of answers: semkv-bench score ANSWERS.jsonl out=RUN")
     overrides = replace(given, arguments=tuple(a for a in rest if a not in files)).overrides

@@ -134,6 +134,9 @@ class Backend(ABC):
     def check(self, source: Any, settings: Sequence[Setting], protocol: Protocol) -> None:  # noqa: B027
         """Raise UsageError for what this engine cannot run; called before prompts are written."""
 
+    def check_prompts(self, settings: Sequence[Setting], examples: Sequence[Example]) -> None:  # noqa: B027
+        """Raise UsageError for prompts that this engine cannot answer; called before anything is written."""
+
     @abstractmethod
     def open(self, source: Any) -> Session:
         """Load the model or start the server.

@@ -136,6 +136,7 @@ def make_plan(config: DictConfig, used: Sequence[Example] = (), source: ModelInM
     plan = Plan(
         source, shape, settings, task, tuple(examples), protocol, engine, {}, shard, stages, tokenizer
     )
+    engine.check_prompts(settings, plan.share)
     return replace(plan, charter=_charter(config, plan, stats))
 
 

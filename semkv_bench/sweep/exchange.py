@@ -8,6 +8,7 @@ import yaml
 from omegaconf import DictConfig
 
 from semkv_bench.config.compose import compose_config
+from semkv_bench.config.overrides import override
 from semkv_bench.engine.served.answers import prompt_id
 from semkv_bench.errors import MissingError, UsageError
 from semkv_bench.files import check_writable, json_lines, read_text, write_atomically
@@ -73,8 +74,8 @@ def score_answers(answers: Path, prompts: Path | None, overrides: Sequence[str])
             f"{made} does not tell how the prompts were made; keep it beside the file that semkv-bench export wrote"
         ) from error
     _check_prompts(answers, made.with_name(made.name.removesuffix(_ENDING) + ".jsonl"))
-    path = str(answers).replace("'", r"\'")
-    sweep_once(compose_config("sweep", [*exported, "engine=answers", f"engine.path='{path}'", *overrides]))
+    path = override("engine.path", answers)
+    sweep_once(compose_config("sweep", [*exported, "engine=answers", path, *overrides]))
 
 
 def _check_prompts(answers: Path, prompts: Path) -> None:

@@ -51,6 +51,18 @@ def test_answers_become_a_run_folder(tmp_path, exported):
     assert set(frame[frame.setting == "q4"].prediction) == {"wrong"}
 
 
+def test_a_file_may_have_any_name_and_a_refusal_leaves_no_folder(tmp_path, exported, capsys):
+    path, run = tmp_path / "model=tiny, it's q4.jsonl", tmp_path / "run"
+    rows = [json.dumps(row) for row in _all(exported)]
+    path.write_text("\n".join(rows[:-1]))
+    assert main(["score", path.name, f"out={run}"]) == 2
+    assert "has no answer to 1 of 3 prompts under q4" in capsys.readouterr().err
+    assert not run.exists()
+    path.write_text("\n".join(rows))
+    assert main(["score", path.name, f"out={run}"]) == 0
+    assert len(read_run(run)[0]) == len(rows)
+
+
 SPOILT = [
     (lambda rows: rows[:-1], "has no answer to 1 of 3 prompts under q4"),
     (lambda rows: rows[: len(rows) // 2], "has no answer to"),
@@ -70,7 +82,7 @@ def test_answers_that_do_not_fit_are_one_line(tmp_path, exported, capsys):
         run = tmp_path / f"run{number}"
         assert main(["score", _answers(tmp_path, spoil(_all(exported))), f"out={run}"]) == 2
         assert words in capsys.readouterr().err
-        assert not any(path.stat().st_size for path in run.glob("records*"))
+        assert not run.exists()
 
 
 def test_score_without_its_export_is_one_line(tmp_path, capsys, monkeypatch):

@@ -1,6 +1,5 @@
 """Answers that were made elsewhere: prompts go out to a file, and an engine without an adapter answers them."""
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -90,6 +89,20 @@ class AnswersBackend(Backend):
         """See ``Backend``."""
         return served_shape(source.shape())
 
+    def check_prompts(self, settings: Sequence[Setting], examples: Sequence[Example]) -> None:
+        """See ``Backend``."""
+        if several := next((example for example in examples if example.turns > 1), None):
+            raise UsageError(
+                f"{several.task} asks {several.turns} questions in turn, which answers cannot follow"
+            )
+        for setting in settings:
+            missing = [name for name in map(prompt_id, examples) if name not in self.lines[setting.name]]
+            if missing:
+                raise UsageError(
+                    f"{self.path} has no answer to {len(missing)} of {len(examples)} prompts under {setting.name}, the "
+                    f"first {missing[0]}; every prompt needs one under every setting"
+                )
+
     def open(self, source: Any) -> "_AnswersSession":
         """See ``Backend``."""
         return _AnswersSession(source.name, self)
@@ -98,8 +111,7 @@ class AnswersBackend(Backend):
 class _AnswersSession(Session):
     def __init__(self, label: str, backend: AnswersBackend):
         self.label = label
-        self.tracks = True
-        self.together = sys.maxsize  # what is missing is said before the first record
+        self.tracks = True  # there is nothing to wait for
         self._lines = backend.lines
         self._path = backend.path
 
@@ -115,22 +127,8 @@ class _AnswersSession(Session):
         alone: Sequence[bool],
     ) -> Iterator[Answers]:
         """See ``Session``."""
-        for setting in settings:
-            self._check_whole(setting, examples)
         for example in examples:
-            if example.turns > 1:
-                raise UsageError(
-                    f"{example.task} asks {example.turns} questions in turn, which answers cannot follow"
-                )
             yield Answers([[self._outcome(setting, example) for setting in settings]])
-
-    def _check_whole(self, setting: Setting, examples: Sequence[Example]) -> None:
-        missing = [name for name in map(prompt_id, examples) if name not in self._lines[setting.name]]
-        if missing:
-            raise UsageError(
-                f"{self._path} has no answer to {len(missing)} of {len(examples)} prompts under {setting.name}, the "
-                f"first {missing[0]}; every prompt needs one under every setting"
-            )
 
     def _outcome(self, setting: Setting, example: Example) -> Outcome:
         row = self._lines[setting.name][prompt_id(example)]
