@@ -122,7 +122,18 @@ def with_variants(
 
 
 def check_changed(examples: Sequence[Example], kinds: Sequence[str], most: int | None = None) -> None:
-    """Raise UsageError for a kind that changes none of the prompts, or makes one of more than ``most`` tokens."""
+    """Raise UsageError for a kind that changes none of the prompts, or makes one of more than ``most`` tokens.
+
+    And for a prompt whose own id is the one that another prompt gets by being changed.
+    """
+    kind_of: dict[tuple[str, str], str | None] = {}
+    for example in examples:
+        name, kind = example.example_id, example.perturb
+        if (other := kind_of.setdefault((example.task, name), kind)) != kind:
+            raise UsageError(
+                f"{example.task}: the id {name} is a prompt's own, and what task.perturb={kind or other} makes of "
+                f"another's; give that prompt an id that does not end in ~{kind or other}"
+            )
     for kind in kinds:
         longest = max((len(e.input_ids) for e in examples if e.perturb == kind), default=0)
         if most is not None and longest > most:

@@ -108,6 +108,17 @@ def test_prompts_of_one_s_own_keep_their_answers_and_choices(tmp_path, chatml):
     assert all("Paris" in text and "London" in text for text in texts[3:])
 
 
+@pytest.mark.parametrize("ids", [("7", "7~typo"), ("7~typo", "7")])
+def test_an_id_that_a_changed_prompt_gets_is_one_line(tmp_path, chatml, ids):
+    path = tmp_path / "mine.jsonl"
+    rows = [{"prompt": f"Which colour has lamp {i}?", "answer": "red", "id": i} for i in ids]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    with pytest.raises(UsageError, match=r"mine: the id 7~typo is a prompt's own, .* not end in ~typo"):
+        Jsonl(str(path), perturb=["typo", "case"]).examples(chatml, [0])
+    drawn = Jsonl(str(path), perturb="case").examples(chatml, [0])
+    assert {e.example_id for e in drawn} == {"7", "7~case", "7~typo", "7~typo~case"}
+
+
 def test_what_cannot_be_changed_is_said(tmp_path, chatml):
     with pytest.raises(UsageError, match=r"task.perturb.*typos"):
         Synthetic(perturb="typos")
