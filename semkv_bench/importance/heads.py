@@ -22,6 +22,7 @@ __all__ = [
     "HeadCacheMetric",
     "HeadCacheRecorder",
     "HeadMetric",
+    "LastQueriesMetric",
     "check_modelled",
     "lifted",
     "shared_keys",
@@ -137,6 +138,25 @@ class HeadAttentionMetric(HeadMetric):
     @abstractmethod
     def score(self, sums: Tensor, keys: Tensor, prompt: Prompt) -> Tensor:
         """Sums float32 [sums, query heads, tokens] and keys [kv_heads, tokens, head_dim] -> [kv_heads, tokens]."""
+
+
+class LastQueriesMetric(HeadAttentionMetric):
+    """A score from the attention of the last ``window`` tokens of the prompt, which always stay."""
+
+    window: int
+
+    @property
+    def least_tokens(self) -> int:
+        """See ``Metric``."""
+        return self.window + 1
+
+    def always_kept(self, tokens: int, count: int) -> Tensor:
+        """See ``Metric``."""
+        return torch.arange(tokens) >= tokens - self.window
+
+    def first_query(self, tokens: int) -> int:
+        """See ``HeadAttentionMetric``."""
+        return max(0, tokens - self.window)
 
 
 def shared_keys(scores: Tensor, kv_heads: int) -> Tensor:

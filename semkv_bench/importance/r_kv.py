@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from semkv_bench.errors import UsageError
 from semkv_bench.importance.base import Needs, Prompt
-from semkv_bench.importance.heads import HeadAttentionMetric, lifted
+from semkv_bench.importance.heads import LastQueriesMetric, lifted
 from semkv_bench.lazy import torch
 
 if TYPE_CHECKING:
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 __all__ = ["RKV"]
 
-_WINDOW, _KERNEL = 8, 7
+_KERNEL = 7
 _ATTENTION = 0.1
 _ALIKE = 0.5
 
 
 @dataclass(frozen=True)
-class RKV(HeadAttentionMetric):
+class RKV(LastQueriesMetric):
     """0.1 x attention less 0.9 x redundancy, both shares of one (Cai et al., 2025, arXiv 2505.24133).
 
     Attention: from the last 8 tokens, which always stay, the most of any head that shares a key, and of 7 neighbours.
@@ -34,30 +34,18 @@ class RKV(HeadAttentionMetric):
     name = "r_kv"
     needs = Needs.ATTENTION
     reads_keys = True
-
-    @property
-    def least_tokens(self) -> int:
-        """See ``Metric``."""
-        return _WINDOW + 1
-
-    def always_kept(self, tokens: int, count: int) -> Tensor:
-        """See ``Metric``."""
-        return torch.arange(tokens) >= tokens - _WINDOW
-
-    def first_query(self, tokens: int) -> int:
-        """See ``HeadAttentionMetric``."""
-        return max(0, tokens - _WINDOW)
+    window: ClassVar[int] = 8
 
     def score(self, sums: Tensor, keys: Tensor, prompt: Prompt) -> Tensor:
         """See ``HeadAttentionMetric``."""
         tokens = keys.shape[1]
         if tokens < self.least_tokens:
             raise UsageError(f"{self.label} says nothing of {tokens} tokens; it needs {self.least_tokens}")
-        before = tokens - _WINDOW
+        before = tokens - self.window
         most = sums[0, :, :before].unflatten(0, (len(keys), -1)).amax(1)
         pooled = torch.nn.functional.max_pool1d(most[None], _KERNEL, stride=1, padding=_KERNEL // 2)[0]
         scores = _mixed(pooled, torch.stack([_redundancy(head) for head in keys.float()])[:, :before])
-        scores = torch.nn.functional.pad(scores, (0, _WINDOW))
+        scores = torch.nn.functional.pad(scores, (0, self.window))
         return lifted(scores, self.always_kept(tokens, 0).to(scores.device))
 
     def with_keys(self, received: Tensor, keys: Sequence[Tensor]) -> Tensor:

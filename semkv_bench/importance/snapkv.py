@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from semkv_bench.checks import whole
 from semkv_bench.errors import UsageError
 from semkv_bench.importance.base import Prompt
-from semkv_bench.importance.heads import HeadAttentionMetric, lifted, shared_keys
+from semkv_bench.importance.heads import LastQueriesMetric, lifted, shared_keys
 from semkv_bench.lazy import torch
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ _WINDOW, _KERNEL = 64, 5
 
 
 @dataclass(frozen=True)
-class WindowMetric(HeadAttentionMetric):
+class WindowMetric(LastQueriesMetric):
     """A score from the attention of the last ``window`` tokens, pooled over ``kernel`` neighbours; they always stay.
 
     pooling: ``avg`` or ``max``, in every query head; the heads that share keys are averaged. ``snapkv-32``,
@@ -61,19 +61,6 @@ class WindowMetric(HeadAttentionMetric):
                 f"importance metric {cls.name}-{option}: write window, kernel and pooling as in {cls.name}-32-7-max"
             )
         return cls(int(window), int(kernel), pooling)
-
-    @property
-    def least_tokens(self) -> int:
-        """See ``Metric``."""
-        return self.window + 1
-
-    def always_kept(self, tokens: int, count: int) -> Tensor:
-        """See ``Metric``."""
-        return torch.arange(tokens) >= tokens - self.window
-
-    def first_query(self, tokens: int) -> int:
-        """See ``HeadAttentionMetric``."""
-        return max(0, tokens - self.window)
 
     def score(self, sums: Tensor, keys: Tensor, prompt: Prompt) -> Tensor:
         """See ``HeadAttentionMetric``."""

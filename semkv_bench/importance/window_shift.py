@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from semkv_bench.checks import whole
 from semkv_bench.errors import UsageError
 from semkv_bench.importance.base import Prompt
-from semkv_bench.importance.heads import HeadAttentionMetric, shared_keys
+from semkv_bench.importance.heads import LastQueriesMetric, shared_keys
 from semkv_bench.lazy import torch
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ _TINY = 1e-10
 
 
 @dataclass(frozen=True)
-class ShiftMetric(HeadAttentionMetric):
+class ShiftMetric(LastQueriesMetric):
     """A score from the last ``window`` queries, which always stay. Summed over tokens it tells layers apart."""
 
     window: int = _WINDOW
@@ -41,19 +41,6 @@ class ShiftMetric(HeadAttentionMetric):
         if not option.isdecimal():
             raise UsageError(f"importance metric {cls.name}-{option}: write the window as in {cls.name}-16")
         return cls(int(option))
-
-    @property
-    def least_tokens(self) -> int:
-        """See ``Metric``."""
-        return self.window + 1
-
-    def always_kept(self, tokens: int, count: int) -> Tensor:
-        """See ``Metric``."""
-        return torch.arange(tokens) >= tokens - self.window
-
-    def first_query(self, tokens: int) -> int:
-        """See ``HeadAttentionMetric``."""
-        return max(0, tokens - self.window)
 
 
 @dataclass(frozen=True)
