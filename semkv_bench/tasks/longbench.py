@@ -80,8 +80,8 @@ class LongBench(Task):
     benchmark's dataset2prompt.json or its folder. ``chat=false`` leaves the model's chat template out of the
     tasks that have it.
 
-    A task asked for by name must be there (MissingError); of a group those present are used,
-    ``missing_names`` holds the others.
+    A task asked for by name must be there (MissingError); of a group those present are used, and a warning names
+    the others.
     """
 
     subset: str | Sequence[str] | None = None
@@ -113,11 +113,6 @@ class LongBench(Task):
         if missing:
             _log.warning("task.path=%s lacks these tasks, left out: %s", self.path, ", ".join(missing))
         return tuple(present)
-
-    @property
-    def missing_names(self) -> tuple[str, ...]:
-        """Tasks of the chosen groups that ``path`` does not hold."""
-        return tuple(name for name in self._chosen[0] if name not in self.names)
 
     @property
     def prompt_source(self) -> str:
