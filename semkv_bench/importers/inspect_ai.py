@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from semkv_bench.errors import MissingError, UsageError
-from semkv_bench.importers.rows import Imported, Options, Row, fingerprint, read_json
+from semkv_bench.importers.rows import Imported, Options, Row, fingerprint, one_of, read_json
 
 __all__ = ["looks_like", "read"]
 
@@ -112,15 +112,7 @@ def _scorer(samples: list[dict[str, Any]], file: Path, chosen: str | None) -> st
     named = sorted({name for sample in samples for name in sample.get("scores") or {}})
     if not named:
         raise UsageError(f"{file} holds no score; was it run with --no-score?")
-    if chosen is not None:
-        if chosen not in named:
-            raise UsageError(f"{file} has no scorer {chosen}; it holds {', '.join(named)}")
-        return chosen
-    if len(named) > 1:
-        raise UsageError(
-            f"{file} holds {len(named)} scorers; choose one with metric=NAME: {', '.join(named)}"
-        )
-    return named[0]
+    return one_of(named, chosen, file, "scorer")
 
 
 def _value(sample: Mapping[str, Any], scorer: str, file: Path) -> float | None:

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from semkv_bench.errors import MissingError, UsageError
-from semkv_bench.importers.rows import Imported, Options, Row, fingerprint, number_of
+from semkv_bench.importers.rows import Imported, Options, Row, fingerprint, number_of, one_of
 
 __all__ = ["looks_like", "read"]
 
@@ -54,13 +54,7 @@ def _rows(task: str, file: Path, chosen: str | None) -> list[Row]:
     if missing := [name for name in ("doc", "metric") if name not in frame]:
         raise UsageError(f"{file} has no column {', '.join(missing)}; is it of LightEval 0.13?")
     names = sorted({name for scores in frame["metric"] for name in scores})
-    if chosen is not None and chosen not in names:
-        raise UsageError(f"{file.name} has no metric {chosen}; it holds {', '.join(names)}")
-    if chosen is None and len(names) != 1:
-        raise UsageError(
-            f"{file.name} holds {len(names)} metrics; choose one with metric=NAME: {', '.join(names)}"
-        )
-    metric = chosen or names[0]
+    metric = one_of(names, chosen, file, "metric")
     return [
         _row(task, doc, scores, metric, file)
         for doc, scores in zip(frame["doc"], frame["metric"], strict=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from semkv_bench.errors import MissingError, UsageError
 from semkv_bench.files import json_lines
-from semkv_bench.importers.rows import Imported, Options, Row, number_of, read_json
+from semkv_bench.importers.rows import Imported, Options, Row, number_of, one_of, read_json
 
 __all__ = ["looks_like", "read"]
 
@@ -110,14 +110,7 @@ def _rows(task: str, file: Path, options: Options, better: Mapping[str, Any]) ->
 
 def _filtered(lines: list[dict[str, Any]], file: Path, chosen: str | None) -> list[dict[str, Any]]:
     filters = sorted({str(line.get("filter", "none")) for line in lines})
-    if chosen is not None and chosen not in filters:
-        raise UsageError(f"{file.name} has no filter {chosen}; it holds {', '.join(filters)}")
-    if chosen is None and len(filters) > 1:
-        raise UsageError(
-            f"{file.name} scores every answer by {len(filters)} filters; choose one with filter=NAME: "
-            f"{', '.join(filters)}"
-        )
-    wanted = filters[0] if chosen is None and filters else chosen
+    wanted = one_of(filters or ["none"], chosen, file, "filter", "filter")
     return [line for line in lines if str(line.get("filter", "none")) == wanted]
 
 
@@ -125,12 +118,4 @@ def _metric(lines: list[dict[str, Any]], file: Path, chosen: str | None) -> str:
     named = sorted({name for line in lines for name in line.get("metrics") or [] if name != "bypass"})
     if not named:
         raise UsageError(f"{file.name} names no metric; lm_eval writes them from version 0.4.5 on")
-    if chosen is not None:
-        if chosen not in named:
-            raise UsageError(f"{file.name} has no metric {chosen}; it holds {', '.join(named)}")
-        return chosen
-    if len(named) > 1:
-        raise UsageError(
-            f"{file.name} holds {len(named)} metrics; choose one with metric=NAME: {', '.join(named)}"
-        )
-    return named[0]
+    return one_of(named, chosen, file, "metric")

@@ -26,6 +26,7 @@ __all__ = [
     "fingerprint",
     "folder",
     "number_of",
+    "one_of",
     "read_json",
     "table",
 ]
@@ -266,6 +267,21 @@ def number_of(value: Any, where: str) -> float:
     if isinstance(value, bool) or (isinstance(value, int | float) and not math.isnan(value)):
         return float(value)
     raise UsageError(f"{where} is {value!r}, which is no score")
+
+
+def one_of(names: Sequence[str], chosen: str | None, file: Path, what: str, key: str = "metric") -> str:
+    """Which of the scores or filters ``names`` of a log is read: the ``chosen`` one, or the only one.
+
+    Raises UsageError where that is none, or cannot be told.
+    """
+    held = ", ".join(names)
+    if not names:
+        raise UsageError(f"{file.name} holds no {what}")
+    if chosen is not None and chosen not in names:
+        raise UsageError(f"{file.name} has no {what} {chosen}; it holds {held}")
+    if chosen is None and len(names) > 1:
+        raise UsageError(f"{file.name} holds {len(names)} {what}s; choose one with {key}=NAME: {held}")
+    return chosen or names[0]
 
 
 def read_json(path: Path) -> Any:

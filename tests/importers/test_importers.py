@@ -11,6 +11,7 @@ from semkv_bench.cli import main
 from semkv_bench.errors import MissingError, UsageError
 from semkv_bench.importers import FORMATS, Options, Setting, import_logs, split_arguments
 from semkv_bench.importers.kvpress import ruler_score
+from semkv_bench.importers.rows import one_of
 
 
 def _jsonl(path: Path, rows: list[dict]) -> Path:
@@ -86,6 +87,22 @@ def test_lm_eval_two_filters_are_no_two_examples(tmp_path):
         _records("lm-eval", {"full": (tmp_path, None)})
     frame, _ = _records("lm-eval", {"full": (tmp_path, None), "q": (tmp_path, 8)}, filter="strict-match")
     assert len(frame) == 6 and set(frame.score) == {0}
+
+
+@pytest.mark.parametrize(
+    ("names", "chosen", "words"),
+    [
+        ([], None, "log.json holds no scorer"),
+        ([], "f1", "log.json holds no scorer"),
+        (["em"], "f1", "log.json has no scorer f1; it holds em"),
+        (["em", "f1"], None, "log.json holds 2 scorers; choose one with metric=NAME: em, f1"),
+    ],
+)
+def test_one_score_of_a_log_is_read(names, chosen, words):
+    with pytest.raises(UsageError, match=words):
+        one_of(names, chosen, Path("logs/log.json"), "scorer")
+    assert one_of(["em"], None, Path("log.json"), "scorer") == "em"
+    assert one_of(["em", "f1"], "f1", Path("log.json"), "scorer") == "f1"
 
 
 def test_lm_eval_a_loss_is_refused(tmp_path):
