@@ -28,6 +28,12 @@ MIXES = {
     "all": tuple(range(2, 17)),
     "two limbs": (5, 242),
 }
+# Channels of a block, its element, and what its scales are stored as.
+BLOCKS = {
+    "mxfp4": (32, "e2m1", torch.uint8),
+    "nvfp4": (16, "e2m1", torch.float8_e4m3fn),
+    "q4_0": (32, "symmetric", torch.float16),
+}
 CPU = torch.device("cpu")
 
 
@@ -100,12 +106,16 @@ def _static_attention() -> Iterator[StaticCase]:
         ("codebook 4", (4,), ("codebook", "codebook")),
         ("e4m3", (256,), ("e4m3", "e4m3")),
         ("e5m2", (256,), ("e5m2", "e5m2")),
+        *((kind, (16,), (kind, kind)) for kind in BLOCKS),
     ):
         rows = 32 if "codebook" in kinds else 64
         bits = sum(aligned_plan(count).packed_bits for count in levels) / len(levels)
         metadata = 2 if "codebook" in kinds else 4
+        if kinds[0] in BLOCKS:
+            channels, _, stored = BLOCKS[kinds[0]]
+            metadata = HEAD_DIM // channels * stored.itemsize
         work = Work(2 * 3 * rows * tiles * len(levels) * HEAD_DIM, bits / 8 + metadata / HEAD_DIM, (tiles,))
-        targets = TARGETS if len(levels) > 1 or kinds[0] == "e4m3" else ("cuda:90",)
+        targets = TARGETS if len(levels) > 1 or kinds[0] in ("e4m3", *BLOCKS) else ("cuda:90",)
         yield StaticCase(f"attention {name}", _attend(levels, kinds=kinds), work, targets)
     # The same launch with tokens in 16 bits beside it: what it takes of a multiprocessor. Its loops over sinks and over
     # open tokens, 32 at a time, are counted as often as those over tiles.
@@ -185,6 +195,9 @@ def attention_cases() -> Iterator[Case]:
         ("codebook keys, grouped values", _attend(one, kinds=("codebook", "grouped"))),
         ("affine uniform head_dim=80", _attend(one, head_dim=80)),
         ("e4m3 keys, e5m2 values", _attend((256,), kinds=("e4m3", "e5m2"))),
+        ("mxfp4 keys, affine values", _attend((16,), kinds=("mxfp4", "affine"))),
+        ("q4_0 keys, nvfp4 values", _attend((16,), kinds=("q4_0", "nvfp4"))),
+        ("mxfp4 head_dim=96", _attend((16,), kinds=("mxfp4", "mxfp4"), head_dim=96)),
     ):
         yield Case(f"attention {label}", call, base=label == "affine two-level and 16 bits")
 
@@ -231,6 +244,10 @@ def _vectors(layout: PackedLayout | AlignedLayout, kind: str) -> PackedVectors:
     scale, zero = metadata.chunk(2, dim=-1)
     if kind in ("e4m3", "e5m2"):
         return PackedVectors(layout, _words(layout), scale.float(), element=kind)
+    if kind in BLOCKS:
+        channels, element, stored = BLOCKS[kind]
+        scale = torch.zeros(layout.heads, layout.tokens, layout.head_dim // channels, dtype=stored)
+        return PackedVectors(layout, _words(layout), scale, element=element)
     if kind == "codebook":
         tables = codebook_tables(layout.head_dim, 16 if max(layout.class_levels) <= 16 else 256, CPU)
         return PackedVectors(layout, _words(layout), scale.contiguous(), tables=tables)

@@ -169,5 +169,5 @@ def _metadata(vectors: PackedVectors) -> Tensor:
 
 def tile_rows(head_dim: int, sides: Sequence[tuple[int, int]]) -> int:
     """Rows of a tile, each of three tokens: as many as the registers hold."""
-    simple = all(kind not in (GROUPED, CODEBOOK) and (kind < MX or groups <= 4) for kind, groups in sides)
+    simple = all(kind not in (GROUPED, CODEBOOK) for kind, _ in sides)
     return 64 if simple and head_dim <= 128 else 32 if head_dim <= 128 else 16

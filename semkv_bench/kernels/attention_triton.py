@@ -396,21 +396,27 @@ def attention_kernel(
             store_part(empty, nothing, nothing, out, log_sums, member, group, channel, HEAD_DIM)
     elif PLAIN:
         part -= coded_parts
+        # Products over plain tokens have eight columns; four queries of codes are all that the head has.
+        OPEN: tl.constexpr = QUERIES if QUERIES > 8 else 8
+        if QUERIES < OPEN:  # noqa: SIM108
+            asking = tl.arange(0, OPEN)
+        else:
+            asking = member
         if part < first_parts:
             at = row * first_row + head * first_head
             start = part * PLAIN_TOKENS
             attend_plain(
                 query + asked, first_keys + at, first_values + at, first_token, start,
-                tl.minimum(start + PLAIN_TOKENS, first_tokens), out, log_sums, member, group, scale_log2,
-                HEAD_DIM, WIDTH, 32, QUERIES, PRECISION,
+                tl.minimum(start + PLAIN_TOKENS, first_tokens), out, log_sums, asking, group, scale_log2,
+                HEAD_DIM, WIDTH, 32, OPEN, PRECISION,
             )  # fmt: skip
         else:
             at = row * second_row + head * second_head
             start = (part - first_parts) * PLAIN_TOKENS
             attend_plain(
                 query + asked, second_keys + at, second_values + at, second_token, start,
-                tl.minimum(start + PLAIN_TOKENS, second_tokens), out, log_sums, member, group, scale_log2,
-                HEAD_DIM, WIDTH, 32, QUERIES, PRECISION,
+                tl.minimum(start + PLAIN_TOKENS, second_tokens), out, log_sums, asking, group, scale_log2,
+                HEAD_DIM, WIDTH, 32, OPEN, PRECISION,
             )  # fmt: skip
 
 
@@ -431,9 +437,10 @@ def packed_attention(
     heads = sources[0][0].shape[1] if sources else work.heads
     group = query_heads // heads
     queries = min(_QUERIES, max(8, triton.next_power_of_2(group)))
-    for kind, groups in work.sides:
-        if kind >= MX:
-            queries = min(queries, max(8, _COLUMNS // triton.next_power_of_2(groups)))
+    columns = [triton.next_power_of_2(groups) if kind >= MX else 1 for kind, groups in work.sides]
+    queries = min(queries, max(8, _COLUMNS // max(columns)))
+    if min(columns) > 1 and group <= 4:
+        queries = 4  # times two blocks at least: a product has eight columns
     query, turned = query.contiguous(), turned.contiguous()
     while len(sources) < 2:
         sources.append((query[:, :, None, :0], query[:, :, None, :0]))

@@ -134,6 +134,15 @@ def test_attention_over_codes_can_win():
     assert beside["spilled"] == 0 and beside["blocks"] >= 2
 
 
+def test_attention_over_blocks_of_channels_can_win():
+    """As above, and at most a few registers are spilled."""
+    rows = {row["kernel"]: row for row in committed_static()["rows"] if row["target"] == "cuda:90"}
+    for name, most in (("mxfp4", 6), ("q4_0", 6), ("nvfp4", 7)):
+        row = rows[f"attention {name}"]
+        assert row["instructions"] <= most and row["spilled"] <= 64 and row["blocks"] >= 2
+        assert 2 * row["microseconds"]["H100"] < 160
+
+
 def test_a_worse_figure_is_seen():
     row = committed_static()["rows"][0]
     assert worse(row, row) == []

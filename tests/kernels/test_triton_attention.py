@@ -101,24 +101,27 @@ def test_every_small_float_is_exact(element, device):
 
 
 @pytest.mark.parametrize(
-    ("kinds", "head_dim", "tokens"),
+    ("kinds", "head_dim", "tokens", "group"),
     [
-        (("mxfp4", "mxfp4"), 64, 100),
-        (("q4_0", "q4_0"), 128, 49),
-        (("nvfp4", "nvfp4"), 64, 7),
-        (("sglang_fp4", "affine"), 80, 50),  # five blocks, with room for eight
-        (("affine", "mxfp4"), 96, 33),
-        (("e4m3", "q4_0"), 80, 20),
-        (("grouped", "nvfp4"), 32, 5),
-        (("q4_0", "codebook"), 32, 193),  # one block
+        (("mxfp4", "mxfp4"), 64, 100, 3),
+        (("q4_0", "q4_0"), 128, 49, 17),
+        (("nvfp4", "nvfp4"), 64, 7, 4),
+        (("nvfp4", "q4_0"), 128, 11, 9),
+        (("sglang_fp4", "affine"), 80, 50, 1),  # five blocks, with room for eight
+        (("affine", "mxfp4"), 96, 33, 3),
+        (("e4m3", "q4_0"), 80, 20, 3),
+        (("q4_0", "codebook"), 32, 50, 3),  # one block
+        (("mxfp4", "q4_0"), 32, 5, 2),
     ],
 )
-def test_scales_of_blocks_of_channels(kinds, head_dim, tokens, device, canaries):
+def test_scales_of_blocks_of_channels(kinds, head_dim, tokens, group, device, canaries):
     """Four bits with several scales a token: products by block are scaled, and no value by itself."""
     counts = [(16,) if kind in BLOCKS else (256,) if kind == "e4m3" else (5,) for kind in kinds]
     keys, values = piece(2, tokens, head_dim, *counts, seed=tokens, kinds=kinds, device=device)
-    query = torch.randn(1, 6, head_dim, generator=torch.Generator().manual_seed(1)).to(device)
-    agree(Cache(query, query, [[(keys, values)]], [], head_dim**-0.5))
+    generator = torch.Generator().manual_seed(1)
+    query = torch.randn(1, 2 * group, head_dim, generator=generator).to(device)
+    open_ = tuple(torch.randn(2, 1, 2, 5, head_dim, generator=generator).to(device))
+    agree(Cache(query, query, [[(keys, values)]], [open_], head_dim**-0.5))
 
 
 @pytest.mark.parametrize("levels", [(5, 8), (32, 255)])
