@@ -86,8 +86,13 @@ class Forward:
 
 
 def estimate_on(plan: Plan, weights: Weights, name: str) -> Roofline:
-    """The plan on the accelerator ``name``, or on ``cpu``, which is measured; UsageError for another name."""
-    choice("on", name, [*ACCELERATORS, "cpu"])
+    """The plan on the accelerator ``name``, in either case, or on ``cpu``, which is measured.
+
+    Raises UsageError for another name.
+    """
+    known = [*ACCELERATORS, "cpu"]
+    name = next((other for other in known if other.lower() == name.lower()), name)
+    choice("on", name, known)
     held, shape = weights.parameters * weights.itemsize, plan.shape
     if name == "cpu":
         accelerator = this_cpu(weights, shape.kv_heads, shape.head_dim, len(plan.settings))

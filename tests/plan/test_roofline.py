@@ -54,6 +54,11 @@ def test_prefill_is_arithmetic_and_decoding_is_bandwidth(plan):
     assert a100.coding > h100.coding > h200.coding
 
 
+@pytest.mark.parametrize("name", ["h100", "Mi300x", "CPU"])
+def test_names_are_known_in_either_case(plan, name):
+    assert estimate_on(plan, weights_of(plan), name).accelerator.name.lower() in (name.lower(), "this cpu")
+
+
 def test_a_model_larger_than_the_memory_does_not_fit(plan, monkeypatch):
     huge = replace(weights_of(plan), parameters=10**11)
     assert not estimate_on(plan, huge, "H100").fits and estimate_on(plan, weights_of(plan), "H100").fits
