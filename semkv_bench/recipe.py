@@ -197,7 +197,8 @@ def _sentence(summary: dict[str, Any]) -> str:
     )
     return (
         f"{summary['model']}: operating point {point['setting']}, {point['code_bits']:.3f} code bits, "
-        f"{point['effective_bits']:.3f} effective bits, {point['compression']:.2f}x smaller; cache {sizes}."
+        f"{point['effective_bits']:.3f} effective bits of the coded part; the whole cache is "
+        f"{point['compression']:.2f}x smaller at this run's lengths{sizes and f', and takes {sizes}'}."
     )
 
 

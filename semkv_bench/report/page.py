@@ -151,7 +151,7 @@ def _measured(report: Report) -> Section:
             f"by {'all packed caches together' if found.examples > 1 else 'the packed cache'}, "
             f"{human_bytes(found.plain_nbytes)} by plain ones.",
             f"Bits per value of the whole cache: {bits_text(found.cache_bits)} measured{beside}; tokens that are not "
-            "coded count in 16 bits.",
+            "coded count in 16 bits, and so does the room that their buffer has for more.",
             f"Decoding: {found.tokens_per_second:.1f} tokens a second packed, "
             f"{found.plain_tokens_per_second:.1f} plain.",
             f"Answers as in the sweep: {found.answers_as_in_sweep} of {of} packed, "
