@@ -1,8 +1,8 @@
 """Memory bandwidth of the Triton kernels on this GPU, against a plain copy on the same GPU.
 
 Every figure is the bytes a kernel must read and write, once, over the median time of a launch; a copy
-of a large tensor gives the ceiling. Attention over packed blocks is timed against torch's attention over
-the same cache in 16 bits. ``python benchmarks/kernel_bandwidth.py --help``.
+of a large tensor gives the ceiling. The cases are those of the static report; attention over codes is timed
+against torch's attention over the same cache in 16 bits. ``python benchmarks/kernel_bandwidth.py --help``.
 """
 
 import argparse
@@ -23,6 +23,28 @@ from semkv_bench.quantizers.turboquant import codebook_tables
 
 SETTINGS = 12
 LEVELS = [16, 12, 10, 8, 7, 6, 5, 4, 3, 2, 3, 4]
+OPEN = 64  # tokens in 16 bits beside the codes
+# The cases of results/kernels/static.json: levels in turn, kind of codes, and whether there are tokens in 16 bits.
+ATTENTION = {
+    "affine 6/5": ((6, 5), "affine", False),
+    "affine 5": ((5,), "affine", False),
+    "affine 4": ((4,), "affine", False),
+    "codebook 4": ((4,), "codebook", False),
+    "e4m3": ((256,), "e4m3", False),
+    "e5m2": ((256,), "e5m2", False),
+    "mxfp4": ((16,), "mxfp4", False),
+    "nvfp4": ((16,), "nvfp4", False),
+    "q4_0": ((16,), "q4_0", False),
+    "affine 6/5 and 16 bits": ((6, 5), "affine", True),
+}
+# Channels that have a scale together (None: all), their element, and what the scale is stored as.
+SCALES = {
+    "e4m3": (None, "e4m3", torch.float32),
+    "e5m2": (None, "e5m2", torch.float32),
+    "mxfp4": (32, "e2m1", torch.uint8),
+    "nvfp4": (16, "e2m1", torch.float8_e4m3fn),
+    "q4_0": (32, "symmetric", torch.float16),
+}
 
 
 def nbytes(*tensors: Tensor) -> int:
@@ -69,10 +91,22 @@ def packed(heads: int, tokens: int, head_dim: int, device: torch.device) -> dict
     x = torch.randn(heads, tokens, head_dim, dtype=torch.float16, device=device)
     codes, scale, zero = kernels.affine_quantize(x, levels[None], head_dim)
     vectors = PackedVectors(layout, kernels.pack(codes[0], layout), scale[0], zero)
-    cache = total_nbytes([vectors])
+    tables = codebook_tables(head_dim, 16, device)
+    rotated = PackedVectors(layout, vectors.words, scale[0], tables=tables)
     return {
         "pack": (lambda: kernels.pack(codes[0], layout), codes[0].nbytes + vectors.words.nbytes),
-        "unpack values": (lambda: kernels.unpack_dequantize(vectors, torch.float16), cache + x.nbytes),
+        "unpack codes": (
+            lambda: kernels.unpack(vectors.words, layout),
+            vectors.words.nbytes + layout.nbytes + codes[0].nbytes,
+        ),
+        "unpack affine values": (
+            lambda: kernels.unpack_dequantize(vectors, torch.float16),
+            total_nbytes([vectors]) + x.nbytes,
+        ),
+        "unpack codebook values": (
+            lambda: kernels.unpack_dequantize(rotated, torch.float16),
+            total_nbytes([rotated]) + x.nbytes,
+        ),
     }
 
 
@@ -82,24 +116,39 @@ def attention(
     """Attention of one token over the caches of the static report, and over the same in 16 bits."""
     x = torch.randn(heads, tokens, head_dim, dtype=torch.float16, device=device)
     query = torch.randn(1, 4 * heads, head_dim, dtype=torch.float16, device=device)
+    open_ = tuple(torch.randn(2, 1, heads, OPEN, head_dim, dtype=torch.float16, device=device))
     calls = {
         "attention, torch in 16 bits": (
             partial(scaled_dot_product_attention, query[:, :, None], x[None], x[None], enable_gqa=True),
             2 * x.nbytes,
         )
     }
-    for mix in ((6, 5), (5,), (4,)):
-        levels = torch.tensor([mix[0], *mix[-1:] * 3], device=device)[torch.arange(tokens, device=device) % 4]
-        layout = AlignedLayout.build(levels, heads, head_dim)
-        codes, scale, zero = kernels.affine_quantize(x, layout.levels()[None], head_dim)
-        metadata = torch.cat([scale[0], zero], dim=-1)
-        vectors = PackedVectors(layout, kernels.pack(codes[0], layout), *metadata.chunk(2, dim=-1))
+    for name, (mix, kind, beside) in ATTENTION.items():
+        levels = torch.tensor(mix, device=device)[torch.arange(tokens, device=device) % len(mix)]
+        vectors = coded(AlignedLayout.build(levels, heads, head_dim), kind, device)
         work = kernels.attention_work([[(vectors, vectors)]], device)
-        calls[f"attention, affine {'/'.join(map(str, mix))}"] = (
-            partial(kernels.packed_attention, query, query, work, [], 0.1),
-            2 * total_nbytes([vectors]),
+        calls[f"attention {name}"] = (
+            partial(kernels.packed_attention, query, query, work, [open_] if beside else [], 0.1),
+            2 * total_nbytes([vectors]) + beside * nbytes(*open_),
         )
     return calls
+
+
+def coded(layout: AlignedLayout, kind: str, device: torch.device) -> PackedVectors:
+    """Vectors of random bits, all of which are codes, and of like scales."""
+    words = torch.randint(-(1 << 31), 1 << 31, (layout.words,), dtype=torch.int32, device=device)
+    channels, element, stored = SCALES.get(kind, (None, None, torch.float16))
+    groups = layout.head_dim // (channels or layout.head_dim)
+    scale = torch.ones(layout.heads, layout.tokens, groups, device=device)
+    scale = (scale * 127 if stored == torch.uint8 else scale).to(stored)
+    if kind == "affine":
+        return PackedVectors(layout, words, *torch.cat([scale, -scale], dim=-1).chunk(2, dim=-1))
+    if kind == "codebook":
+        return PackedVectors(layout, words, scale, tables=codebook_tables(layout.head_dim, 16, device))
+    # Without one of the exponent's bits a float is finite.
+    return PackedVectors(
+        layout, words & 0x77777777 if stored == torch.float32 else words, scale, element=element
+    )
 
 
 def main() -> int:

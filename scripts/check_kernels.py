@@ -35,7 +35,7 @@ from static_figures import figures
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource, CompiledKernel
-from triton.runtime.jit import JITFunction
+from triton.runtime.jit import JITFunction, KernelParam
 
 from semkv_bench.kernels import affine_triton
 
@@ -83,17 +83,22 @@ def source_of(launch: Launch) -> ASTSource:
         aligned = False
         if isinstance(value, torch.Tensor):
             kind, aligned = "*" + _TYPE_NAMES[value.dtype], value.data_ptr() % 16 == 0
-        elif parameter.is_constexpr or value is None or (type(value) is int and value == 1):
+        elif parameter.is_constexpr or value is None or (_specialized(parameter, value) and value == 1):
             kind = "constexpr"
             constants[(index,)] = value
         elif isinstance(value, float):
             kind = "fp32"
         else:
-            kind, aligned = ("i32" if -(2**31) <= value < 2**31 else "i64"), value % 16 == 0
+            kind = "i32" if -(2**31) <= value < 2**31 else "i64"
+            aligned = _specialized(parameter, value) and value % 16 == 0
         signature[parameter.name] = kind
         if aligned:
             attributes[(index,)] = [["tt.divisibility", 16]]
     return ASTSource(fn=launch.kernel, signature=signature, constexprs=constants, attrs=attributes)
+
+
+def _specialized(parameter: KernelParam, value: object) -> bool:
+    return type(value) is int and not parameter.do_not_specialize
 
 
 _TYPE_NAMES = {
@@ -184,6 +189,7 @@ def source_digest() -> str:
             folder / "launch.py",
             folder / "packed_rows.py",
             folder / "aligned_rows.py",
+            folder / "attention_jobs.py",
         ]
     )
     code = "".join(_code_of(path.read_text()) for path in files)

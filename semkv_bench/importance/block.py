@@ -32,7 +32,10 @@ def cache_scores(
         ValueError: the metric needs more than a cache.
     """
     if metric.needs is Needs.CACHE:
-        return torch.stack([metric.score(*stored(layer)).cpu() for layer in layers])
+        scores = [metric.score(*stored(layer)) for layer in layers]
+        # Read together; where a model is spread over several GPUs, each by itself.
+        together = len({score.device for score in scores}) == 1
+        return torch.stack(scores if together else [score.cpu() for score in scores]).cpu()
     if metric.needs is Needs.IDS:
         return metric.score(torch.tensor(list(ids)), seed)[None, -tokens:]
     raise ValueError(f"{metric.label} needs {metric.needs}, which a cache does not have")

@@ -20,7 +20,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from semkv_bench.grid.levels import MAX_LEVELS, PackingPlan, aligned_plan
-from semkv_bench.kernels.packed import class_bits, pack_classes, too_large, unpack_classes
+from semkv_bench.kernels.packed import class_bits, pack_classes, too_large, unpack_classes, upload
 from semkv_bench.lazy import torch
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class AlignedLayout:
     def _by_token(self, values: list[int]) -> Tensor:
         counts = torch.tensor([segment.tokens for segment in self.segments], dtype=torch.int64)
         spread = torch.tensor(values, dtype=torch.int64).repeat_interleave(counts)
-        return spread.to(self.token_segment.device)
+        return upload(spread, self.token_segment.device)
 
     @property
     def in_order(self) -> bool:
@@ -152,7 +152,7 @@ class AlignedLayout:
         for name, count, tokens in zip(keys.tolist(), own.tolist(), counts.tolist(), strict=True):
             segments.append(Segment(name, count, first, tokens, unit, _units(tokens, aligned_plan(count))))
             first, unit = first + tokens, unit + segments[-1].units
-        token_segment = pack_classes(classes, class_bits(len(counts))).to(levels.device)
+        token_segment = upload(pack_classes(classes, class_bits(len(counts))), levels.device)
         layout = cls(heads, head_dim, len(levels), tuple(segments), token_segment)
         if layout.words >= 1 << 31:
             raise too_large(layout.words, len(levels))

@@ -75,7 +75,7 @@ def attention_work(rows: Sequence[Sequence[Piece]]) -> Work:
     table = [row + [nothing] * (parts - len(row)) for row in jobs]
     device = pieces[0][0].words.device
     return Work(
-        torch.tensor(table, dtype=torch.int64).to(device),
+        torch.tensor(table, dtype=torch.int64).to(device, non_blocking=True),
         kinds,
         tuple(held),
         sides,

@@ -330,7 +330,8 @@ def attend_plain(
     store_part(weighted, highest, total, out, log_sums, member, group, channel, HEAD_DIM)
 
 
-@triton.jit
+# Counts that change while a cache grows are of one code, whatever divides them.
+@triton.jit(do_not_specialize=["coded_parts", "first_parts", "parts", "first_tokens", "second_tokens"])
 def attention_kernel(
     query,  # [rows, query_heads, head_dim], contiguous
     turned,  # the same in the basis of coded keys

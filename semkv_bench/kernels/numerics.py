@@ -18,10 +18,13 @@ if TYPE_CHECKING:
 __all__ = [
     "FLOAT16_MAX",
     "NonFiniteError",
+    "Noted",
     "Saturation",
+    "check_noted",
     "check_rows",
     "finite_cast",
     "finite_together",
+    "gathered",
     "named",
     "note_finite",
     "to_float16",
@@ -30,7 +33,10 @@ __all__ = [
 FLOAT16_MAX = 65504.0
 
 
-_NOTED: ContextVar[list[tuple[str, Tensor]] | None] = ContextVar("_NOTED", default=None)
+Noted = list[tuple[str, "Tensor"]]
+"""Where kernels looked for values that are not finite, and the flag that they set for one."""
+
+_NOTED: ContextVar[Noted | None] = ContextVar("_NOTED", default=None)
 _WHERE: ContextVar[str] = ContextVar("_WHERE", default="")
 
 
@@ -54,14 +60,28 @@ def finite_together() -> Iterator[None]:
 
     Raises NonFiniteError for the first one, naming where it was.
     """
-    noted: list[tuple[str, Tensor]] = []
+    noted: Noted = []
+    with gathered(noted):
+        yield
+    check_noted(noted)
+
+
+@contextmanager
+def gathered(noted: Noted) -> Iterator[None]:
+    """Put what kernels note on a GPU beside what ``noted`` holds, for ``check_noted`` to read."""
     token = _NOTED.set(noted)
     try:
         yield
     finally:
         _NOTED.reset(token)
+
+
+def check_noted(noted: Noted) -> None:
+    """Read what was gathered and forget it; raises NonFiniteError for the first value that is not finite."""
+    taken = noted.copy()
+    noted.clear()
     by_device: dict[torch.device, list[tuple[str, Tensor]]] = {}
-    for where, flag in noted:
+    for where, flag in taken:
         by_device.setdefault(flag.device, []).append((where, flag))
     for flags in by_device.values():
         odd = torch.cat([flag for _, flag in flags]).cpu().tolist()

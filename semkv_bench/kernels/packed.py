@@ -49,6 +49,7 @@ __all__ = [
     "too_large",
     "total_nbytes",
     "unpack_classes",
+    "upload",
 ]
 
 MAX_BLOCK = 256
@@ -121,7 +122,7 @@ class PackedLayout:
 
     def levels(self) -> Tensor:
         """Level count of every token, int64 [tokens]."""
-        return torch.tensor(self.class_levels, device=self.token_class.device)[self.classes()]
+        return upload(torch.tensor(self.class_levels), self.token_class.device)[self.classes()]
 
     @classmethod
     def build(cls, levels: Tensor, heads: int, head_dim: int, block: int = 64) -> PackedLayout:
@@ -159,8 +160,8 @@ class PackedLayout:
             len(levels),
             block,
             class_levels,
-            pack_classes(classes, class_bits(len(class_levels))).to(device),
-            block_start.to(device),
+            upload(pack_classes(classes, class_bits(len(class_levels))), device),
+            upload(block_start, device),
             words,
             int(block_words.max()) if blocks else 0,
         )
@@ -271,7 +272,13 @@ def plan_tables(device: torch.device) -> tuple[Tensor, Tensor]:
 @lru_cache(maxsize=256)
 def class_table(class_levels: tuple[int, ...], device: torch.device) -> Tensor:
     """Levels by class, int32 [classes], on ``device``."""
-    return torch.tensor(class_levels, dtype=torch.int32, device=device)
+    return torch.tensor(class_levels, dtype=torch.int32).to(device)
+
+
+def upload(x: Tensor, device: torch.device) -> Tensor:
+    """x on ``device``: a GPU's work so far is not waited for, as by a plain copy."""
+    # Of all that copy without waiting CUDA alone is known to take what x holds before this returns.
+    return x.to(device, non_blocking=device.type != "mps")
 
 
 def class_bits(classes: int) -> int:

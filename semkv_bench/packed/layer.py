@@ -11,7 +11,8 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from semkv_bench.errors import SemkvError, UsageError
-from semkv_bench.kernels.numerics import named
+from semkv_bench.kernels.numerics import Noted, check_noted, gathered, named
+from semkv_bench.kernels.packed import upload
 from semkv_bench.models.attention_hook import Call
 from semkv_bench.packed.attention import Handover, hand_over, last_query_mask, visible
 from semkv_bench.packed.decode import PackedPieces, can_attend_packed
@@ -39,7 +40,8 @@ class CacheState:
     depth: layers of the model's cache.
     padding: of every row, while ``prefill`` runs. workspace: one layer's keys and values in full, reused.
     loan: what the last layer served was lent. seen_padding, seen_plain: what the first layer of a forward
-    call read from the mask: padding of every row; whether it hides nothing else.
+    call read from the mask: padding of every row; whether it hides nothing else. noted: what kernels noted of the
+    layers that a forward call has coded so far.
     """
 
     config: Any
@@ -57,10 +59,12 @@ class CacheState:
     loan: Handover | None = None
     seen_padding: list[int] | None = None
     seen_plain: bool | None = None
+    noted: Noted = field(default_factory=list)
 
     def new_call(self) -> None:
         """A forward call begins."""
         self.layouts.clear()
+        self.noted.clear()
         self.seen_padding = self.seen_plain = None
 
     def room(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
@@ -323,13 +327,15 @@ class PackedLayer(CacheLayerMixin):
         """Attention of the prompt's last call; ``whole``: its states are not in the open buffer yet."""
         output, weights = call.attend(call.query, call.key, call.value, call.mask)
         self._set_padding(self._padding(call.mask))
-        with torch.no_grad():
+        with torch.no_grad(), gathered(self.plan.noted):
             if whole:
                 self._take_prompt((call.key, call.value), self.length - 1)
             else:
                 self.due = self.length - 1
                 if not self.plan.ranking.spans_layers:
                     self.code_prompt()
+        if self.place == len(self.plan.layers) - 1:
+            check_noted(self.plan.noted)  # once for all layers: each read waits for all work before it
         if self.due:
             return output, weights
         last = replace(call, query=call.query[:, :, -1:], mask=last_query_mask(call.mask))
@@ -365,7 +371,8 @@ class PackedLayer(CacheLayerMixin):
         if seen is None:
             return not any(self.padding)
         places = torch.arange(self.length, device=seen.device)
-        return bool((seen == (places >= torch.tensor(self.padding, device=seen.device)[:, None])).all())
+        padding = upload(torch.tensor(self.padding), seen.device)
+        return bool((seen == (places >= padding[:, None])).all())
 
     def _full(self) -> tuple[Tensor, Tensor]:
         """Keys and values in full, valid until the next layer asks for its own."""

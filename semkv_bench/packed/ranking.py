@@ -11,7 +11,7 @@ from semkv_bench.importance.base import Needs
 from semkv_bench.importance.block import cache_scores
 from semkv_bench.importance.choice import choices, metric
 from semkv_bench.kernels import AlignedLayout, PackedLayout
-from semkv_bench.kernels.packed import largest_block
+from semkv_bench.kernels.packed import largest_block, upload
 from semkv_bench.protocols.rule import CodingRule, Ranks
 from semkv_bench.quantizers.packing import Layout
 from semkv_bench.settings.allocation import SHARED, Allocation
@@ -177,7 +177,7 @@ class Layouts:
         if key not in self._found:
             self._found[key] = (make(),)
         if (key, device) not in self._found:
-            self._found[key, device] = (self._found[key][0].to(device),)
+            self._found[key, device] = (upload(self._found[key][0], device),)
         return self._found[key, device][0]
 
     def layout(self, levels: Tensor, heads: int, head_dim: int) -> PackedLayout:

@@ -32,6 +32,7 @@ __all__ = [
     "Sides",
     "brief",
     "changed",
+    "follows",
     "pair_label",
 ]
 
@@ -329,7 +330,7 @@ class Coder(ABC):
     def known_to_kernels(self) -> bool:
         """Do the kernels read what this coder packs?"""
         kind = type(self)
-        return kind.kernel_vectors is not Coder.kernel_vectors and _follows(
+        return kind.kernel_vectors is not Coder.kernel_vectors and follows(
             kind, "kernel_vectors", "encode", "decode"
         )
 
@@ -346,7 +347,7 @@ class Coder(ABC):
         return y
 
 
-def _follows(kind: type, name: str, *others: str) -> bool:
+def follows(kind: type, name: str, *others: str) -> bool:
     """Is method ``name`` of a class defined where ``others`` are, or in a class derived from there?"""
 
     def place(of: str) -> int:

@@ -96,7 +96,7 @@ class SideCoder(Coder):
 
     def _changed(self, x: Tensor) -> tuple[Tensor, list[Kept]]:
         """x [heads, tokens, channels] in units [units, heads, tokens, channels], all steps done; what undoes them."""
-        note_finite((~torch.isfinite(x).all()).int()[None], now=not x.is_cuda)
+        note_finite((~torch.isfinite(x).all()).int()[None], now=x.device.type == "cpu")
         tokens = x.shape[1]
         size = self.side.granularity.tokens or tokens
         size = tokens if size == 1 else size

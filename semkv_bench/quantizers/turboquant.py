@@ -13,9 +13,9 @@ from semkv_bench.kernels import CodebookTables, PackedVectors
 from semkv_bench.kernels.numerics import check_rows, finite_cast, to_float16
 from semkv_bench.kernels.token_chunks import for_token_chunks
 from semkv_bench.lazy import torch
-from semkv_bench.quantizers.base import AlignedPrice, Coder, Encoded, Quantizer, token_levels
+from semkv_bench.quantizers.base import AlignedPrice, Coder, Encoded, Quantizer, follows, token_levels
 from semkv_bench.quantizers.codebook import lloyd_max
-from semkv_bench.quantizers.packing import Packed
+from semkv_bench.quantizers.packing import LayoutOf, Packed, Stream
 from semkv_bench.quantizers.rotation import check_rotation, random_rotation
 
 if TYPE_CHECKING:
@@ -126,9 +126,19 @@ class TurboQuantCoder(Coder):
     def encode(self, x: Tensor, levels: Tensor | int) -> Encoded:
         """See ``Coder``."""
         per_token = token_levels(levels, x)
-        tables = self.tables(int(per_token.max()) if len(per_token) else 2)
-        codes, norm = kernels.codebook_quantize(self.rotate(x), per_token[None], tables)
-        return Encoded(codes[0], norm.unsqueeze(-1), per_token)
+        return self._encoded(x, per_token, int(per_token.max()) if len(per_token) else 2)
+
+    def pack(self, x: Tensor, levels: Tensor, layout_of: LayoutOf) -> Packed:
+        """See ``Coder``; the layout knows the level counts, so that none is read back from a GPU."""
+        if not follows(type(self), "pack", "encode"):
+            return super().pack(x, levels, layout_of)
+        layout = layout_of(levels, *x.shape[::2])
+        encoded = self._encoded(x, levels, max(layout.class_levels))
+        return Packed(x.shape[1], (Stream.of(encoded.codes, layout),), (encoded.metadata,))
+
+    def _encoded(self, x: Tensor, levels: Tensor, top: int) -> Encoded:
+        codes, norm = kernels.codebook_quantize(self.rotate(x), levels[None], self.tables(top))
+        return Encoded(codes[0], norm.unsqueeze(-1), levels)
 
     def decode(self, encoded: Encoded, dtype: torch.dtype) -> Tensor:
         """See ``Coder``."""

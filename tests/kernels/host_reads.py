@@ -1,6 +1,7 @@
 """Tensors that say they are on a GPU and count each time that the host must wait to read one; their values are real.
 
-Kernels do not run on them: ``launch`` is left out while they are used, so outputs of kernels are zeros.
+Kernels do not run on them: ``launch`` is left out while they are used, so outputs of kernels are anything. What is made
+on the GPU from numbers of Python (``torch.tensor(..., device=GPU)``), which waits, too, has no values and fails.
 """
 
 from collections import Counter
@@ -52,11 +53,12 @@ class OnGPU(torch.Tensor):
 
 
 class HostReads(TorchDispatchMode):
-    """Counts reads by operation while it is active."""
+    """Counts reads by operation while it is active, and copies to the GPU that wait for all work before them."""
 
     def __init__(self):
         super().__init__()
         self.counts = Counter()
+        self.waiting_copies = 0
 
     @property
     def total(self):
@@ -75,6 +77,15 @@ class HostReads(TorchDispatchMode):
             self.counts[str(func)] += 1
         if any(isinstance(index, OnGPU) and index.dtype == torch.bool for index in _indices(func, args)):
             self.counts["index by a mask"] += 1
+        copies = func is torch.ops.aten.copy_.default
+        waits = not (kwargs.get("non_blocking") or (copies and args[2:] == (True,)))
+        if to_gpu and not seen and args and isinstance(args[0], torch.Tensor):
+            self.waiting_copies += waits
+        if copies and len(seen) == 1:
+            if isinstance(args[0], OnGPU):
+                self.waiting_copies += waits
+            else:
+                self.counts[str(func)] += 1
         inner_args, inner_kwargs = tree_map_only(OnGPU, lambda x: x.held, (args, kwargs))
         out = func(*inner_args, **inner_kwargs)
         if func is torch.ops.aten._local_scalar_dense.default or to_host:

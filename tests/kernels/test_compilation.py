@@ -2,12 +2,21 @@
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from attended import piece
+
+from semkv_bench.kernels import attention_triton
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "check_kernels.py"
@@ -76,6 +85,22 @@ def test_the_committed_table_has_every_case(script):
     assert counts[EVERY_CASE[0]] == counts[EVERY_CASE[1]] > counts[BASE_CASES[0]] == counts[BASE_CASES[1]]
 
 
+def test_a_growing_cache_is_of_one_code(script):
+    """Counts of tokens and of parts are read at run time, whether 1, a multiple of 16 or neither."""
+    query, codes, counts = torch.zeros(1, 2, 16, dtype=torch.bfloat16), set(), set()
+    rows = [piece(1, 50, 16, (6, 5), (6, 5))]
+    for tokens in range(1, 18):
+        work = attention_triton.attention_work([rows])
+        for opened in (1, 9, 16, 300):
+            held = torch.zeros(2, 1, 1, -(-opened // 8) * 8, 16, dtype=torch.bfloat16)[:, :, :, :opened]
+            call = partial(attention_triton.packed_attention, query, query, work, [tuple(held)], 0.1)
+            (launch,) = script.capture(call, "cuda")
+            codes.add(script.source_of(launch).hash())
+            counts.add((launch.arguments["coded_parts"], launch.arguments["parts"]))
+        rows.append(piece(1, tokens, 16, (6, 5), (6, 5)))
+    assert len(codes) == 1 and {16, 31} <= {coded for coded, _ in counts} | {parts for _, parts in counts}
+
+
 def test_the_digest_is_of_code_and_not_of_comments(script):
     code = 'def f(x):\n    """Say."""\n    return x  # why\n'
     assert script._code_of(code) == script._code_of("def f(x):\n    return x\n")
@@ -121,6 +146,54 @@ def test_no_static_figure_is_worse_than_committed(part, script, monkeypatch, tmp
     for case, target in rest[part - 1 :: 5] if part else quick:
         row = script.static_row(case, target)
         assert worse(row, before[case.name, target]) == [], (row, before[case.name, target])
+
+
+def test_a_machine_with_a_gpu_times_the_same_cases(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    benchmark = importlib.import_module("kernel_bandwidth")
+    device, calls = torch.device("cpu"), {}
+    for made in (benchmark.coding, benchmark.packed, benchmark.attention):
+        calls |= made(2, 70, 64, device)
+    assert {row["kernel"] for row in committed_static()["rows"]} <= set(calls)
+    for name, (call, moved) in calls.items():
+        call()
+        assert moved > 0, name
+
+
+def test_the_page_says_what_the_static_report_says():
+    """Rows of the table of attention: case, target, instructions a value, registers, bound."""
+    rows = {(row["kernel"], row["target"]): row for row in committed_static()["rows"]}
+    targets, named = {"sm_80": "cuda:80", "sm_90": "cuda:90", "sm_100": "cuda:100", "gfx942": "hip:gfx942"}, 0
+    for line in PAGE.read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) != 5 or cells[1] not in targets:
+            continue
+        row, named = rows[f"attention {PAGE_CASES[cells[0]]}", targets[cells[1]]], named + 1
+        if cells[2]:
+            assert float(cells[2]) == pytest.approx(row["instructions"], abs=0.051), line
+        assert int(re.match(r"\d+", cells[3])[0]) == row["registers"], line
+        spilled = re.search(r"(\d+) bytes spilled", cells[3])
+        assert int(spilled[1] if spilled else 0) == row["spilled"], line
+        assert ("one block" in cells[3]) == (row["blocks"] == 1), line
+        # The H100's bound comes first.
+        if bound := re.match(r"\d+", cells[4]):
+            assert int(bound[0]) == pytest.approx(next(iter(row["microseconds"].values())), abs=0.51), line
+    assert named > 20
+
+
+PAGE = ROOT / "docs" / "kernels.md"
+PAGE_CASES = {
+    "6/5, half of the tokens each": "affine 6/5",
+    "6/5": "affine 6/5",
+    "uniform 5": "affine 5",
+    "uniform 4": "affine 4",
+    "TurboQuant at 4": "codebook 4",
+    "fp8, e4m3": "e4m3",
+    "mxfp4": "mxfp4",
+    "q4_0": "q4_0",
+    "nvfp4": "nvfp4",
+    "6/5 with tokens in 16 bits in the launch": "affine 6/5 and 16 bits",
+}
 
 
 def test_attention_over_codes_can_win():

@@ -1,4 +1,5 @@
-"""How often the host waits for a GPU: once a fill, once or twice a coded block, never in a decoding step."""
+"""How often the host waits for a GPU: a few times a fill and a coded block, whatever the layers, and never in a
+decoding step without a mask."""
 
 from types import SimpleNamespace
 
@@ -7,14 +8,18 @@ import torch
 
 pytest.importorskip("triton")
 
-from host_reads import GPU, HostReads
+from host_reads import GPU, HostReads, OnGPU
+from packed_caches import AFFINE, TURBO, mixes
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from semkv_bench.kernels import affine_triton, attention_triton, codebook_triton, dispatch, packing_triton
-from semkv_bench.kernels.numerics import finite_together, named
+from semkv_bench.kernels.numerics import check_noted, finite_together, gathered, named
+from semkv_bench.packed import SemKVCache
 from semkv_bench.packed.decode import PackedPieces, can_attend_packed
 from semkv_bench.packed.ranking import Layouts
 from semkv_bench.packed.tensor import PackedTensor
 from semkv_bench.quantizers import Affine, NonFiniteError, TurboQuant
+from semkv_bench.settings.sets import uniform_settings
 
 LAYERS = 32
 
@@ -38,6 +43,21 @@ def test_a_read_is_counted(reads):
     assert bool((x == 0).all()) and x.sum().item() == 0 and x[0, 0].tolist() == [0.0] * 16
     assert (x.unique() == 0).cpu().all()
     assert reads.total == 5, reads.counts
+    torch.zeros(2, 3, 16).copy_(x)
+    assert reads.total == 6, reads.counts
+
+
+def test_a_copy_that_waits_is_counted(reads):
+    held = torch.zeros(2, 3)
+    x = held.to(GPU)
+    x.copy_(held)
+    assert reads.waiting_copies == 2
+    held.to(GPU, non_blocking=True)
+    x.copy_(held, non_blocking=True)
+    x.copy_(x)
+    x.to(GPU)
+    torch.zeros(3, device=GPU)
+    assert reads.waiting_copies == 2 and reads.total == 0
 
 
 @pytest.mark.parametrize("quantizer", [Affine(), TurboQuant()], ids=lambda q: q.name)
@@ -91,6 +111,67 @@ def test_no_read_in_a_decoding_step(reads):
     assert reads.total == before, reads.counts
 
 
+def model_on_gpu(layers):
+    config = LlamaConfig(
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        hidden_size=64,
+        intermediate_size=64,
+        vocab_size=97,
+    )
+    model = LlamaForCausalLM(config).eval()
+    for module in model.modules():
+        for table in (module._parameters, module._buffers):
+            table.update({name: OnGPU(x.detach()) for name, x in table.items() if x is not None})
+    return model
+
+
+SETTINGS = {
+    "affine": uniform_settings(AFFINE, AFFINE, [5])[0],
+    "turboquant": uniform_settings(TURBO, TURBO, [4])[0],
+    "two levels": mixes(["key_norm"], ["shared"], 6, 5, quantizer=AFFINE)[0],
+    "two levels by layer": mixes(["key_norm"], ["layer"], 6, 5, quantizer=AFFINE)[0],
+}
+
+
+@pytest.mark.quick_cases(2)
+@pytest.mark.parametrize("attention", ["packed", "dequantize"])
+@pytest.mark.parametrize(
+    ("name", "fill", "block"),
+    [
+        # Level counts of a layout (of the block, and of the piece that it joins), and whether all was finite.
+        ("affine", lambda layers: 2, lambda layers: 3),
+        ("turboquant", lambda layers: 2, lambda layers: 3),
+        ("two levels", lambda layers: 3, lambda layers: 4),  # and scores
+        ("two levels by layer", lambda layers: 2 * layers + 1, lambda layers: 3 * layers + 1),
+    ],
+)
+def test_reads_of_a_whole_cache(name, fill, block, attention, monkeypatch):
+    """A model's forward calls without padding: the prompt, then tokens of which the eighth completes a block."""
+    models = {layers: model_on_gpu(layers) for layers in (2, 5)}
+    caches = {
+        layers: SemKVCache(model.config, SETTINGS[name], attention=attention, parts="both", block=8)
+        for layers, model in models.items()
+    }
+    monkeypatch.setattr(dispatch, "backend", lambda device: "triton")
+    for module in (affine_triton, codebook_triton, packing_triton, attention_triton):
+        monkeypatch.setattr(module, "launch", lambda *args, **options: None)
+    with HostReads() as reads, torch.no_grad():
+        ids = torch.full((1, 41), 5).to(GPU)
+        for layers, model in models.items():
+            counted, waited = [], []
+            for tokens in (ids, *[ids[:, :1]] * 10):
+                before = reads.total, reads.waiting_copies
+                model(input_ids=tokens, past_key_values=caches[layers], use_cache=True)
+                counted.append(reads.total - before[0])
+                waited.append(reads.waiting_copies - before[1])
+            assert counted == [fill(layers), *[0] * 7, block(layers), 0, 0], reads.counts
+            # The first fill brings constants to the GPU: rotations, codebooks, packing plans.
+            assert not any(waited[1:])
+
+
 def test_what_is_not_finite_is_named_at_the_end():
     flags = torch.tensor([[0], [1], [1]], dtype=torch.int32)
     from semkv_bench.kernels.numerics import note_finite
@@ -103,3 +184,9 @@ def test_what_is_not_finite_is_named_at_the_end():
         note_finite(flags[1])
     with finite_together():
         note_finite(flags[0])
+    noted = []
+    with gathered(noted), named("layer 3"):
+        note_finite(flags[2])
+    with pytest.raises(NonFiniteError, match="layer 3: NaN"):
+        check_noted(noted)
+    check_noted(noted)

@@ -200,3 +200,26 @@ def test_on_the_second_of_two_gpus():
         assert torch.cuda.current_device() == 0
     expected, _, _ = kernels.affine_reference.affine_quantize(x.cpu(), levels.cpu(), 32)
     assert codes.cpu().equal(expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_decoding_step_can_be_captured():
+    """Attention reads nothing back and brings nothing to the GPU, so that a CUDA graph can hold it."""
+    work = attention_triton.attention_work([[piece(2, 400, 64, (6, 5), (6, 5), device="cuda")]])
+    query = torch.randn(1, 8, 64, device="cuda")
+    open_ = tuple(torch.randn(2, 1, 2, 33, 64, device="cuda", dtype=torch.float16))
+
+    def step():
+        coded, plain = attention_triton.packed_attention(query, query, work, [open_], 0.125)
+        return kernels.merge_attention(
+            *(torch.stack(pair, dim=1) for pair in zip(coded, plain, strict=True))
+        )[0]
+
+    step()  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    query.copy_(torch.randn_like(query))
+    graph.replay()
+    torch.testing.assert_close(captured, step())
