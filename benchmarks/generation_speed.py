@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from stock import CLOCKS, Watch
+from stock import CLOCKS, LEVELS, Watch
 from torch import Tensor
 from transformers import DynamicCache
 
@@ -30,8 +30,6 @@ from semkv_bench.quantizers import Affine
 from semkv_bench.settings.sets import uniform_settings
 from semkv_bench.settings.setting import FULL, Setting
 from semkv_bench.tasks import Example, Synthetic
-
-LEVELS = [64, 32, 16, 12, 8, 7, 6, 5, 4, 3, 2]  # with full: 12 settings
 
 
 class BlockCache(DynamicCache):
@@ -95,6 +93,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--new-tokens", type=int, default=96)
     parser.add_argument("--block", type=int, default=32)
     parser.add_argument("--prompts", type=int, default=2)
+    parser.add_argument("--settings", type=int, default=12, choices=list(LEVELS))
     parser.add_argument("--turns", type=int, default=1, help="questions of a conversation")
     parser.add_argument("--question", type=int, default=24, help="tokens of a later question")
     parser.add_argument("--every", type=int, default=1, help="the plain way runs every Nth setting")
@@ -137,7 +136,7 @@ def main() -> None:
     name = "generation_speed" if arguments.turns == 1 else "conversation_speed"
     out = arguments.out or Path(f"results/benchmarks/{name}.json")
     loaded, rule = EmbeddedModel().load(), CodingRule("both", arguments.block)
-    settings = [FULL, *uniform_settings(Affine(), Affine(), LEVELS)]
+    settings = [FULL, *uniform_settings(Affine(), Affine(), LEVELS[arguments.settings])]
     looped = range(arguments.every // 2, len(settings), arguments.every)
     engine, prompts = Engine(loaded), []
     examples = Synthetic(length=arguments.length).examples(loaded.tokenizer, [0], per_task=arguments.prompts)

@@ -10,6 +10,11 @@ from semkv_bench.engine.engine import Request
 from semkv_bench.models.load import LoadedModel
 from semkv_bench.settings.setting import Setting
 
+# With full, 12 and 60 settings; half of each lie above the cliff of the small model.
+LEVELS = {
+    12: [64, 32, 16, 12, 8, 7, 6, 5, 4, 3, 2],
+    60: [*range(2, 33), *range(34, 64, 2), *range(64, 128, 8), 160, 192, 208, 224, 256],
+}
 CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
 
 

@@ -23,7 +23,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from stock import CLOCKS, Watch, stock_generate
+from stock import CLOCKS, LEVELS, Watch, stock_generate
 
 from semkv_bench.engine import decode, engine
 from semkv_bench.engine.engine import Engine
@@ -36,11 +36,6 @@ from semkv_bench.settings.sets import uniform_settings
 from semkv_bench.settings.setting import FULL, Setting
 from semkv_bench.tasks import Synthetic
 
-# With full, 12 and 60 settings; half of each lie above the cliff of the small model.
-LEVELS = {
-    12: [64, 32, 16, 12, 8, 7, 6, 5, 4, 3, 2],
-    60: [*range(2, 33), *range(34, 64, 2), *range(64, 128, 8), 160, 192, 208, 224, 256],
-}
 STAGES = {
     "prefill": (engine, "prefill"),
     "coding": (decode, "fill"),

@@ -33,6 +33,9 @@ _NOT_WRITTEN = ("shard", "fresh")
 
 log = logging.getLogger(__name__)
 
+# An example and its records, none where another process has written them.
+Recorded = tuple[Example, list[dict[str, Any]]]
+
 
 def open_run(plan: Plan, config: DictConfig) -> RunFolder:
     """The folder of this sweep.
@@ -65,9 +68,9 @@ def _runs_of(plan: Plan, short: str, written: str) -> Iterator[RunFolder]:
 def run_sweep(
     plan: Plan,
     folder: RunFolder,
-    track: Callable[[Iterable[Example], int], Iterator[Example]],
+    track: Callable[[Iterable[Recorded], int], Iterator[Recorded]],
 ) -> int:
-    """Run what the folder lacks of the plan's share; ``track`` wraps the pending examples to show progress.
+    """Run what the folder lacks of the plan's share; ``track`` wraps what comes of it, to show progress.
 
     Returns the number of examples that were run.
     """
@@ -83,12 +86,13 @@ def run_sweep(
             started = datetime.now(UTC)
             folder.write_environment({**session.describe(), "started": started.isoformat(timespec="seconds")})
             began, ran, unread = time.monotonic(), 0, 0
-            tracked = in_order(plan.stages, folder, pending)
+            recorded = _recorded(plan, session, folder, in_order(plan.stages, folder, pending))
             if not session.tracks:
-                tracked = track(tracked, len(pending))
-            for example, records in _recorded(plan, session, folder, _not_done(tracked, folder)):
-                folder.append(records, _asked(plan, example))
-                ran, unread = ran + 1, unread + sum(map(_is_unread, records))
+                recorded = track(recorded, len(pending))
+            for example, records in recorded:
+                if records:
+                    folder.append(records, _asked(plan, example))
+                    ran, unread = ran + 1, unread + sum(map(_is_unread, records))
             notes = session.notes()
         folder.write_environment(
             {
@@ -110,27 +114,28 @@ def run_sweep(
         folder.close()
 
 
-def _not_done(examples: Iterable[Example], folder: RunFolder) -> Iterator[Example]:
-    """Those that no other process has written meanwhile."""
-    for example in examples:
-        folder.refresh()
-        if example.unit not in folder.done:
-            yield example
-
-
 def _recorded(
     plan: Plan, session: Session, folder: RunFolder, examples: Iterator[Example]
-) -> Iterator[tuple[Example, list[dict[str, Any]]]]:
-    """One example after another with its records, as many asked together as the engine wants."""
+) -> Iterator[Recorded]:
+    """One example after another with its records, as many asked together as the engine wants.
+
+    One that another process has written meanwhile has none.
+    """
     noisy, before, records, under = _noise_sample(plan), None, [], ()
 
     def lacks(example: Example) -> tuple[str, ...]:
-        return folder.missing(example.unit, stage_number(plan.stages, example))
+        folder.refresh()
+        return (
+            ()
+            if example.unit in folder.done
+            else folder.missing(example.unit, stage_number(plan.stages, example))
+        )
 
     for batch in _batches(plan, folder, examples, session.together):
         for missing, group in itertools.groupby(batch, key=lacks):
             asked = list(group)
             if not missing:  # another process was first
+                yield from ((example, []) for example in asked)
                 continue
             if plan.settings[0].name not in missing:
                 yield from _added(plan, session, asked, missing)
@@ -174,7 +179,7 @@ def _batches(
 
 def _added(
     plan: Plan, session: Session, examples: Sequence[Example], missing: Sequence[str]
-) -> Iterator[tuple[Example, list[dict[str, Any]]]]:
+) -> Iterator[Recorded]:
     """Records of settings that were added to examples which have the others; ``full`` leads and is not kept again."""
     settings = [
         setting for setting in plan.settings if setting.name in missing or setting == plan.settings[0]

@@ -6,6 +6,8 @@ import random
 import pytest
 from rich.console import Console
 
+from semkv_bench import console
+from semkv_bench.cli import main
 from semkv_bench.console import LastingConsole, Progressing, track
 from semkv_bench.records.folder import RunFolder
 from semkv_bench.sweep.live import Standing, live
@@ -100,3 +102,20 @@ def test_a_run_that_goes_on_is_told_from_its_beginning_and_each_example_once(tmp
     assert again.recorded == 2
     again.close()
     assert "full 0.500, affine[g32]-L8 1.000" in beside.line()
+
+
+def test_an_example_counts_when_it_is_written_however_many_are_read_together(
+    local_folder, tmp_path, monkeypatch
+):
+    counted = []
+
+    def counting(items, total, **_):
+        for item in items:
+            yield item
+            counted.append(sum(len(file.read_text().splitlines()) for file in tmp_path.glob("run/records-*")))
+
+    monkeypatch.setattr(console, "track", counting)
+    given = ["subset=[niah_noise]", "per_task=5", "task.length=300", "grid.levels=[3]", "max_new_tokens=2"]
+    command = ["sweep", "model=custom", f"model.path={local_folder}", f"out={tmp_path / 'run'}", *given]
+    assert main([*command, "engine.noise_examples=0", "engine.prompts=3"]) == 0
+    assert counted == [2, 4, 6, 8, 10]
