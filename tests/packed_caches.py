@@ -3,7 +3,9 @@
 import torch
 from transformers import LlamaConfig
 
+from semkv_bench.config.compose import compose_config
 from semkv_bench.engine.engine import Engine, Request
+from semkv_bench.plan.settings import planned_settings
 from semkv_bench.quantizers import Affine, TurboQuant
 from semkv_bench.settings.sets import TwoLevelMixes, uniform_settings
 from semkv_bench.settings.setting import FULL
@@ -25,6 +27,12 @@ MIXED = mixes(["key_norm", "value_norm", "recency"], ["shared", "layer"])
 MIXED += mixes("key_norm", "shared", 5, 3, 0.5, AFFINE)
 L3 = uniform_settings(AFFINE, AFFINE, [3])[0]
 T4 = uniform_settings(TURBO, TURBO, [4])[0]
+
+
+def of_file(name, levels, *overrides):
+    """The uniform setting of a file of ``conf/quantizer``."""
+    config = compose_config("sweep", [f"quantizer={name}", f"grid.levels=[{levels}]", *overrides])
+    return next(setting for setting in planned_settings(config) if setting.kind != "full")
 
 
 def some_ids(length, seed=0):

@@ -123,7 +123,7 @@ class TransformersSession(Session):
     ):
         self.loaded = loaded
         self._requested = dict(requested or {})
-        self._saturated_before = Saturation.count
+        self._saturated_before = Saturation.count()
         self.label, self.revision = loaded.label, loaded.revision
         self.engine = Engine(loaded, options)
         self.together = options.prompts
@@ -151,7 +151,7 @@ class TransformersSession(Session):
         if backend(self.loaded.device) == "triton":
             # The kernels saturate as the reference does, and do not tell.
             return {"saturated_metadata": None}
-        count = Saturation.count - self._saturated_before
+        count = Saturation.count() - self._saturated_before
         words = (
             f"{count} scales, zeros or norms were beyond float16 and stored as 65504; what they belong to comes back "
             "distorted, as from any cache with float16 metadata"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from semkv_bench.errors import NonFiniteError
 from semkv_bench.grid.levels import MAX_LEVELS
@@ -104,14 +104,24 @@ def _not_finite(where: str) -> NonFiniteError:
 
 
 class Saturation:
-    """How much metadata was beyond float16 in this process; the kernels for GPUs do not count theirs."""
+    """How much metadata was beyond float16 in this process; the kernels for GPUs do not count theirs.
 
-    count = 0
+    counts: by device; those of a GPU are a tensor on it, which is not read before the count is asked for.
+    """
+
+    counts: ClassVar[dict[torch.device, Tensor | int]] = {}
 
     @classmethod
     def add(cls, x: Tensor) -> None:
         """Count the values of float32 ``x`` that float16 cannot hold."""
-        cls.count += int((x.abs() > FLOAT16_MAX).sum())
+        found = (x.abs() > FLOAT16_MAX).sum()
+        found = int(found) if x.device.type == "cpu" else found
+        cls.counts[x.device] = cls.counts.get(x.device, 0) + found
+
+    @classmethod
+    def count(cls) -> int:
+        """All that were counted."""
+        return sum(map(int, cls.counts.values()))
 
 
 def to_float16(x: Tensor) -> Tensor:

@@ -43,6 +43,7 @@ __all__ = [
     "arithmetic",
     "class_bits",
     "class_table",
+    "e2m1_table",
     "largest_block",
     "pack_classes",
     "plan_tables",
@@ -279,6 +280,12 @@ def upload(x: Tensor, device: torch.device) -> Tensor:
     """x on ``device``: a GPU's work so far is not waited for, as by a plain copy."""
     # Of all that copy without waiting CUDA alone is known to take what x holds before this returns.
     return x.to(device, non_blocking=device.type != "mps")
+
+
+@lru_cache(maxsize=8)
+def e2m1_table(device: torch.device) -> Tensor:
+    """Numbers by the bits of e2m1, float32 [16], on ``device``."""
+    return torch.tensor([sign * size for sign in (1.0, -1.0) for size in E2M1]).to(device)
 
 
 def class_bits(classes: int) -> int:

@@ -15,7 +15,7 @@ from semkv_bench.kernels.affine_reference import affine_dequantize
 from semkv_bench.kernels.aligned import AlignedLayout
 from semkv_bench.kernels.codebook_reference import codebook_dequantize
 from semkv_bench.kernels.numerics import finite_cast
-from semkv_bench.kernels.packed import E2M1, LIMB, PackedLayout, PackedVectors
+from semkv_bench.kernels.packed import LIMB, PackedLayout, PackedVectors, e2m1_table
 
 __all__ = ["element_dequantize", "pack", "unpack", "unpack_dequantize"]
 
@@ -69,8 +69,7 @@ def element_dequantize(codes: Tensor, packed: PackedVectors, dtype: torch.dtype)
     if packed.element == "symmetric":
         numbers = codes.float() - (packed.layout.levels() // 2)[:, None]
     elif packed.element == "e2m1":
-        table = torch.tensor([sign * size for sign in (1.0, -1.0) for size in E2M1], device=codes.device)
-        numbers = table[codes.int()]
+        numbers = e2m1_table(codes.device)[codes.int()]
         if scale.dtype == torch.uint8:
             scale = (scale.int() << 23).view(torch.float32)
     else:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from semkv_bench.checks import choice, is_number
 from semkv_bench.errors import UsageError
 from semkv_bench.kernels.numerics import to_float16
-from semkv_bench.kernels.packed import E2M1
+from semkv_bench.kernels.packed import E2M1, e2m1_table
 from semkv_bench.lazy import torch
 from semkv_bench.quantizers.codebook import lloyd_max, trapezoid_lloyd_max
 from semkv_bench.quantizers.codes import Code, ValueCode
@@ -219,7 +219,7 @@ class Float(Code):
 
         Scales of eight bits are their bits, uint8.
         """
-        whole, largest = grouped.new_tensor(self.tensor_scale), grouped.abs().amax(-1, keepdim=True)
+        whole, largest = grouped.new_full((), self.tensor_scale), grouped.abs().amax(-1, keepdim=True)
         if self.scale == "none":
             return self._bits(grouped / whole), ()
         if self.scale == "float32":
@@ -234,12 +234,11 @@ class Float(Code):
 
     def decode(self, codes: Tensor, stored: tuple[Tensor, ...], levels: int | Tensor) -> Tensor:
         """Values float32 [..., members]."""
-        bits, whole = codes.to(torch.uint8), codes.new_tensor(self.tensor_scale)
+        bits, whole = codes.to(torch.uint8), codes.new_full((), self.tensor_scale)
         if self.element in _TYPES:
             values = bits.view(getattr(torch, _TYPES[self.element])).float()
         else:
-            table = codes.new_tensor((*E2M1, *(-size for size in E2M1)))
-            values = table[bits.int()]
+            values = e2m1_table(codes.device)[bits.int()]
         if self.scale == "e4m3":
             return values * (self._scale(stored[0]) * whole)
         for scale in stored:
@@ -274,7 +273,7 @@ class Float(Code):
         if self.element in _TYPES:
             top = _ELEMENTS[self.element][0]
             return x.clamp(-top, top).to(getattr(torch, _TYPES[self.element])).view(torch.uint8).float()
-        table = x.new_tensor(E2M1)
+        table = e2m1_table(x.device)[: len(E2M1)]
         middles, size = (table[1:] + table[:-1]) / 2, x.abs().contiguous()
         below, above = (torch.bucketize(size, middles, right=right) for right in (False, True))
         place = {"down": below, "up": above, "even": torch.where(below % 2 == 0, below, above)}[self.ties]

@@ -166,7 +166,8 @@ class SideCoder(Coder):
     def pack(self, x: Tensor, levels: Tensor, layout_of: LayoutOf) -> Packed:
         """See ``Coder``; metadata are those of the groups, then of the steps: of every token, where none are shared."""
         y, kept = self._changed(x)
-        counts = levels.unique().tolist()
+        layout = layout_of(levels, *x.shape[::2])
+        counts = layout.class_levels  # on the host
         if len(counts) > 1:
             self._check_mixed()
         codes, stored = self._encoded(y, counts[0])
@@ -179,7 +180,7 @@ class SideCoder(Coder):
             )
         codes = self.side.group.join(codes, y.shape[1]).transpose(0, 1).flatten(1, 2)
         metadata = [*stored, *(part for step in kept for part in step)]
-        stream = Stream.of(codes.to(torch.uint8).contiguous(), layout_of(levels, *x.shape[::2]))
+        stream = Stream.of(codes.to(torch.uint8).contiguous(), layout)
         if not self._token_by_token:
             return Packed(x.shape[1], (stream,), shared=tuple(part.contiguous() for part in metadata))
         # One unit: [1, heads, tokens, ...].

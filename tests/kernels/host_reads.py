@@ -1,7 +1,7 @@
 """Tensors that say they are on a GPU and count each time that the host must wait to read one; their values are real.
 
-Kernels do not run on them: ``launch`` is left out while they are used, so outputs of kernels are anything. What is made
-on the GPU from numbers of Python (``torch.tensor(..., device=GPU)``), which waits, too, has no values and fails.
+Kernels do not run on them: ``launch`` is left out while they are used, so outputs of kernels are zeros. What is made on
+the GPU from numbers of Python (``torch.tensor(..., device=GPU)``), which waits, too, has no values and fails.
 """
 
 from collections import Counter
@@ -88,6 +88,8 @@ class HostReads(TorchDispatchMode):
                 self.counts[str(func)] += 1
         inner_args, inner_kwargs = tree_map_only(OnGPU, lambda x: x.held, (args, kwargs))
         out = func(*inner_args, **inner_kwargs)
+        if (seen or to_gpu) and "empty" in func.__name__:
+            out.zero_()
         if func is torch.ops.aten._local_scalar_dense.default or to_host:
             return out
         if func._schema.is_mutable and seen and func.__name__.split(".")[0].endswith("_"):

@@ -9,11 +9,11 @@ import torch
 pytest.importorskip("triton")
 
 from host_reads import GPU, HostReads, OnGPU
-from packed_caches import AFFINE, TURBO, mixes
+from packed_caches import AFFINE, TURBO, mixes, of_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from semkv_bench.kernels import affine_triton, attention_triton, codebook_triton, dispatch, packing_triton
-from semkv_bench.kernels.numerics import check_noted, finite_together, gathered, named
+from semkv_bench.kernels.numerics import Saturation, check_noted, finite_together, gathered, named
 from semkv_bench.packed import SemKVCache
 from semkv_bench.packed.decode import PackedPieces, can_attend_packed
 from semkv_bench.packed.ranking import Layouts
@@ -116,7 +116,7 @@ def model_on_gpu(layers):
         num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=16,
+        head_dim=32,
         hidden_size=64,
         intermediate_size=64,
         vocab_size=97,
@@ -133,6 +133,7 @@ SETTINGS = {
     "turboquant": uniform_settings(TURBO, TURBO, [4])[0],
     "two levels": mixes(["key_norm"], ["shared"], 6, 5, quantizer=AFFINE)[0],
     "two levels by layer": mixes(["key_norm"], ["layer"], 6, 5, quantizer=AFFINE)[0],
+    **{name: of_file(name, 4) for name in ("mxfp4", "q4_0")},
 }
 
 
@@ -144,30 +145,33 @@ SETTINGS = {
         # Level counts of a layout (of the block, and of the piece that it joins), and whether all was finite.
         ("affine", lambda layers: 2, lambda layers: 3),
         ("turboquant", lambda layers: 2, lambda layers: 3),
+        ("mxfp4", lambda layers: 2, lambda layers: 3),
+        ("q4_0", lambda layers: 2, lambda layers: 3),
         ("two levels", lambda layers: 3, lambda layers: 4),  # and scores
         ("two levels by layer", lambda layers: 2 * layers + 1, lambda layers: 3 * layers + 1),
     ],
 )
 def test_reads_of_a_whole_cache(name, fill, block, attention, monkeypatch):
-    """A model's forward calls without padding: the prompt, then tokens of which the eighth completes a block."""
-    models = {layers: model_on_gpu(layers) for layers in (2, 5)}
+    """A model's forward calls without padding: the prompt, then tokens of which the fourth completes a block."""
+    models = {layers: model_on_gpu(layers) for layers in (1, 3)}
     caches = {
-        layers: SemKVCache(model.config, SETTINGS[name], attention=attention, parts="both", block=8)
+        layers: SemKVCache(model.config, SETTINGS[name], attention=attention, parts="both", block=4)
         for layers, model in models.items()
     }
     monkeypatch.setattr(dispatch, "backend", lambda device: "triton")
+    monkeypatch.setattr(Saturation, "counts", {})
     for module in (affine_triton, codebook_triton, packing_triton, attention_triton):
         monkeypatch.setattr(module, "launch", lambda *args, **options: None)
     with HostReads() as reads, torch.no_grad():
-        ids = torch.full((1, 41), 5).to(GPU)
+        ids = torch.full((1, 9), 5).to(GPU)
         for layers, model in models.items():
             counted, waited = [], []
-            for tokens in (ids, *[ids[:, :1]] * 10):
+            for tokens in (ids, *[ids[:, :1]] * 5):
                 before = reads.total, reads.waiting_copies
                 model(input_ids=tokens, past_key_values=caches[layers], use_cache=True)
                 counted.append(reads.total - before[0])
                 waited.append(reads.waiting_copies - before[1])
-            assert counted == [fill(layers), *[0] * 7, block(layers), 0, 0], reads.counts
+            assert counted == [fill(layers), 0, 0, 0, block(layers), 0], reads.counts
             # The first fill brings constants to the GPU: rotations, codebooks, packing plans.
             assert not any(waited[1:])
 

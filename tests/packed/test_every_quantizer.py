@@ -4,16 +4,14 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from packed_caches import AFFINE, greedy, small_config, some_ids, some_states, swept
+from packed_caches import AFFINE, greedy, of_file, small_config, some_ids, some_states, swept
 from thinned import thinned
 
 from semkv_bench import SemKVCache
-from semkv_bench.config.compose import compose_config
 from semkv_bench.engine.engine import Engine, Request
 from semkv_bench.errors import UsageError
 from semkv_bench.grid.cost import SideShape
 from semkv_bench.kernels import PackedLayout
-from semkv_bench.plan.settings import planned_settings
 from semkv_bench.protocols.rule import CodingRule
 from semkv_bench.quantizers import Affine, Keep, Layers, TurboQuant, TurboQuantProd, TurboQuantSplit
 from semkv_bench.quantizers.affine import AffineCoder
@@ -43,12 +41,6 @@ PACKED = [
 ]
 PACKED += ["turboquant", "turboquant_channel_split", "turboquant_prod"]
 HEADS, HEAD_DIM, TOKENS = 4, 128, 512
-
-
-def of_file(name, levels, *overrides):
-    """The uniform setting of a file of ``conf/quantizer``."""
-    config = compose_config("sweep", [f"quantizer={name}", f"grid.levels=[{levels}]", *overrides])
-    return next(setting for setting in planned_settings(config) if setting.kind != "full")
 
 
 @pytest.mark.quick_cases(5)
