@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from semkv_bench.errors import UsageError
-from semkv_bench.importance.base import Metric, Needs, SourceRecorder
+from semkv_bench.importance.base import Metric, Needs, SourceRecorder, read_stacked
 from semkv_bench.importance.hooks import AttentionCall, watch_attention
 from semkv_bench.lazy import torch
 
@@ -52,7 +52,7 @@ class AttentionRecorder(SourceRecorder):
     def scores(self) -> list[Tensor]:
         """See ``Recorder``."""
         layers = self.prompt.loaded.shape.quantized_layers
-        return [torch.stack([received[layer].cpu() for layer in layers]) for received in self._received]
+        return [read_stacked([received[layer] for layer in layers]) for received in self._received]
 
 
 class AttentionMetric(Metric):

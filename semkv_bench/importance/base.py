@@ -18,9 +18,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-__all__ = ["Metric", "Needs", "Prompt", "Recorder", "Source", "SourceRecorder"]
+__all__ = ["Metric", "Needs", "Prompt", "Recorder", "Source", "SourceRecorder", "read_stacked"]
 
 Source = Callable[[LoadedModel, Callable[..., None]], AbstractContextManager[None]]
+
+
+def read_stacked(scores: Sequence[Tensor]) -> Tensor:
+    """Stacked on the CPU; read from a GPU in one go, unless a model is spread over several of them."""
+    together = len({score.device for score in scores}) == 1
+    return torch.stack(scores if together else [score.cpu() for score in scores]).cpu()
 
 
 @dataclass

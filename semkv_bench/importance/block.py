@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from semkv_bench.importance.base import Metric, Needs
+from semkv_bench.importance.base import Metric, Needs, read_stacked
 from semkv_bench.lazy import torch
 
 if TYPE_CHECKING:
@@ -32,10 +32,7 @@ def cache_scores(
         ValueError: the metric needs more than a cache.
     """
     if metric.needs is Needs.CACHE:
-        scores = [metric.score(*stored(layer)) for layer in layers]
-        # Read together; where a model is spread over several GPUs, each by itself.
-        together = len({score.device for score in scores}) == 1
-        return torch.stack(scores if together else [score.cpu() for score in scores]).cpu()
+        return read_stacked([metric.score(*stored(layer)) for layer in layers])
     if metric.needs is Needs.IDS:
         return metric.score(torch.tensor(list(ids)), seed)[None, -tokens:]
     raise ValueError(f"{metric.label} needs {metric.needs}, which a cache does not have")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
-from semkv_bench.importance.base import Metric, Needs, SourceRecorder
+from semkv_bench.importance.base import Metric, Needs, SourceRecorder, read_stacked
 from semkv_bench.importance.hooks import watch_layers
 from semkv_bench.lazy import torch
 
@@ -37,7 +37,7 @@ class HiddenRecorder(SourceRecorder):
         quantized = list(self.prompt.loaded.shape.quantized_layers)
         results = []
         for metric, found in zip(self.metrics, self._found, strict=True):
-            every = torch.stack([torch.cat(parts).cpu() for parts in found])
+            every = read_stacked([torch.cat(parts) for parts in found])
             results.append(every.mean(0, keepdim=True) if metric.averaged else every[quantized])
         return results
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING
 
-from semkv_bench.importance.base import Metric, Needs, SourceRecorder
+from semkv_bench.importance.base import Metric, Needs, SourceRecorder, read_stacked
 from semkv_bench.importance.hooks import AttentionCall, watch_attention
 from semkv_bench.lazy import torch
 
@@ -34,7 +34,7 @@ class CacheRecorder(SourceRecorder):
 
     def scores(self) -> list[Tensor]:
         """See ``Recorder``."""
-        return [torch.stack([torch.cat(parts).cpu() for parts in found.values()]) for found in self._found]
+        return [read_stacked([torch.cat(parts) for parts in found.values()]) for found in self._found]
 
 
 class CacheMetric(Metric):

@@ -66,6 +66,10 @@ class HostReads(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
+        if func is torch.ops.aten.to.device:  # in inference mode, its device by position
+            names = ("device", "dtype", "non_blocking", "copy")
+            kwargs |= dict(zip(names, args[1:], strict=False))
+            func, args = torch.ops.aten.to.dtype_layout, args[:1]
         seen = []
         tree_map_only(OnGPU, seen.append, (args, kwargs))
         wanted = kwargs.get("device")

@@ -12,14 +12,17 @@ from host_reads import GPU, HostReads, OnGPU
 from packed_caches import AFFINE, TURBO, mixes, of_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from semkv_bench.engine.engine import Engine, Request
 from semkv_bench.kernels import affine_triton, attention_triton, codebook_triton, dispatch, packing_triton
 from semkv_bench.kernels.numerics import Saturation, check_noted, finite_together, gathered, named
+from semkv_bench.models.load import LoadedModel
 from semkv_bench.packed import SemKVCache
 from semkv_bench.packed.decode import PackedPieces, can_attend_packed
 from semkv_bench.packed.ranking import Layouts
 from semkv_bench.packed.tensor import PackedTensor
 from semkv_bench.quantizers import Affine, NonFiniteError, TurboQuant
 from semkv_bench.settings.sets import uniform_settings
+from semkv_bench.settings.setting import FULL
 
 LAYERS = 32
 
@@ -111,7 +114,7 @@ def test_no_read_in_a_decoding_step(reads):
     assert reads.total == before, reads.counts
 
 
-def model_on_gpu(layers):
+def small_model(layers):
     config = LlamaConfig(
         num_hidden_layers=layers,
         num_attention_heads=4,
@@ -121,7 +124,10 @@ def model_on_gpu(layers):
         intermediate_size=64,
         vocab_size=97,
     )
-    model = LlamaForCausalLM(config).eval()
+    return LlamaForCausalLM(config).eval()
+
+
+def on_gpu(model):
     for module in model.modules():
         for table in (module._parameters, module._buffers):
             table.update({name: OnGPU(x.detach()) for name, x in table.items() if x is not None})
@@ -153,7 +159,7 @@ SETTINGS = {
 )
 def test_reads_of_a_whole_cache(name, fill, block, attention, monkeypatch):
     """A model's forward calls without padding: the prompt, then tokens of which the fourth completes a block."""
-    models = {layers: model_on_gpu(layers) for layers in (1, 3)}
+    models = {layers: on_gpu(small_model(layers)) for layers in (1, 3)}
     caches = {
         layers: SemKVCache(model.config, SETTINGS[name], attention=attention, parts="both", block=4)
         for layers, model in models.items()
@@ -174,6 +180,38 @@ def test_reads_of_a_whole_cache(name, fill, block, attention, monkeypatch):
             assert counted == [fill(layers), 0, 0, 0, block(layers), 0], reads.counts
             # The first fill brings constants to the GPU: rotations, codebooks, packing plans.
             assert not any(waited[1:])
+
+
+@pytest.mark.quick_cases(1)
+@pytest.mark.parametrize(
+    ("name", "reads_before"),
+    # Whether all was finite; level counts, which TurboQuant reads; scores.
+    [("two levels", 2), ("affine", 1), ("turboquant", 2), ("two levels by layer", 2)],
+)
+def test_reads_of_a_sweep(name, reads_before, monkeypatch):
+    """A prompt and its answer under several settings: beside the fill one read a token, of the tokens of all rows."""
+    settings, new = [FULL, SETTINGS[name], SETTINGS["affine"]], 4
+    tensor = torch.tensor
+
+    def tensor_on(data, *args, device=None, **kwargs):
+        made = tensor(data, *args, **kwargs)
+        return made.to(GPU) if device == GPU else made
+
+    for layers in (1, 3):
+        tokenizer = SimpleNamespace(decode=lambda ids, skip_special_tokens: "", eos_token_id=2)
+        loaded = LoadedModel(small_model(layers), tokenizer, label="tiny", revision=None)
+        engine = Engine(loaded)
+        assert loaded.later_calls  # found out before, on the CPU
+        on_gpu(loaded.model)
+        with monkeypatch.context() as patched:
+            patched.setattr(dispatch, "backend", lambda device: "triton")
+            patched.setattr(torch, "tensor", tensor_on)
+            patched.setattr(LoadedModel, "device", GPU)
+            for module in (affine_triton, codebook_triton, packing_triton, attention_triton):
+                patched.setattr(module, "launch", lambda *args, **options: None)
+            with HostReads() as reads:
+                engine.run(Request(list(range(3, 40)), [5], new, frozenset()), settings)
+        assert reads.total == reads_before + new, reads.counts
 
 
 def test_what_is_not_finite_is_named_at_the_end():
