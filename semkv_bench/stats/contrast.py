@@ -9,7 +9,7 @@ import numpy as np
 
 from semkv_bench.stats.equivalence import over_all_looks, p_no_better, p_no_worse
 from semkv_bench.stats.further import Ends
-from semkv_bench.stats.guarded import TIE, guarded_interval, moments, p_above, p_below
+from semkv_bench.stats.guarded import TIE, guarded_interval, moments, p_higher, p_lower
 from semkv_bench.stats.options import StatsOptions
 from semkv_bench.stats.pairing import PairedScores
 from semkv_bench.stats.spending import Look
@@ -172,8 +172,8 @@ def _contrast(
     confidence = options.confidence if looks is None else looks.confidence(options.confidence)
     low, high = guarded_interval(forth, confidence)
     back_low, back_high = guarded_interval(back, confidence)
-    above = np.maximum(p_above(forth, 0.0), p_below(back, 0.0))
-    below = np.maximum(p_below(forth, 0.0), p_above(back, 0.0))
+    above = np.maximum(p_higher(forth), p_lower(back))
+    below = np.maximum(p_lower(forth), p_higher(back))
     sides = [test(m, options) for test in (p_no_worse, p_no_better) for m in (forth, back)]
     within = np.max(sides, axis=0)
     out["clusters"][here] = forth.clusters.astype(int)

@@ -15,6 +15,8 @@ from semkv_bench.stats.guarded import (
     p_above,
     p_below,
     p_few_losses,
+    p_higher,
+    p_lower,
     p_unseen_gains,
     p_unseen_losses,
     score_interval,
@@ -80,9 +82,9 @@ class Judgement:
     grown: dict[tuple[bool, float], np.ndarray] = field(default_factory=dict)
 
 
-def reference_moments(paired: PairedScores, average: str) -> Moments:
-    """Moments of the scores themselves, every setting on its own rows, fields [S]."""
-    scores = paired.measures["score"]
+def reference_moments(paired: PairedScores, average: str, columns: Sequence[int] | None = None) -> Moments:
+    """Moments of the scores themselves, every setting (or those in ``columns``) on its own rows, fields [S]."""
+    scores = paired.measures["score"][:, slice(None) if columns is None else list(columns)]
     return moments(scores, scores, paired.tasks, average, sizes=paired.sizes, documents=paired.documents)
 
 
@@ -122,7 +124,7 @@ def judge(
     for column, p in paired.chosen_by.items():
         deg[column] = max(deg[column], p)
     looks = paired.looks(look)
-    p_diff = np.minimum(1.0, 2 * over_all_looks(np.minimum(p_below(m, 0.0), p_above(m, 0.0)), looks))
+    p_diff = np.minimum(1.0, 2 * over_all_looks(np.minimum(p_lower(m), p_higher(m)), looks))
     family = np.array([info.kind != "full" for info in paired.settings])
     tested = [info for info in paired.settings if info.kind != "full"]
     top_down, bottom_up = shares(tested), shares(tested, bottom_up=True)

@@ -18,31 +18,38 @@ _MOST_NAMED = 3
 
 
 def gaps(frame: pd.DataFrame, options: StatsOptions) -> tuple[dict[str, int], dict[str, int]]:
-    """Rows without a partner by setting: those that ``full`` lacks, and those of ``full`` that a setting lacks.
+    """Rows without a partner by setting: those that ``full`` lacks, and those of any setting that this one lacks.
 
-    A setting that left a raced run lacks none of the examples that came after.
+    A setting that left a raced run lacks none of the examples that came after. A task of which ``full`` has no row
+    is refused in any case: nothing there can be paired.
     """
     keys = pd.MultiIndex.from_frame(frame[UNIT])
     whole = (frame["setting"] == REFERENCE).to_numpy()
-    reference = keys[whole]
+    alone = ~keys.isin(keys[whole])
+    first = np.flatnonzero(~keys.duplicated())
+    units = keys[first]
     raced = options.race and LAST_LOOK in frame
-    look = frame["look"].to_numpy()[whole] if raced else None
+    look = frame["look"].to_numpy()[first] if raced else None
 
     def planned(rows: np.ndarray) -> pd.MultiIndex:
-        return reference[look <= frame[LAST_LOOK].to_numpy()[rows[0]]] if raced else reference
+        return units[look <= frame[LAST_LOOK].to_numpy()[rows[0]]] if raced else units
 
-    alone = ~keys.isin(reference)
     unpaired = {name: int(n) for name, n in frame[alone].groupby("setting").size().items()}
     lacking = {
         name: absent
         for name, rows in frame.groupby("setting").indices.items()
-        if len(absent := (wanted := planned(rows))[~wanted.isin(keys[rows])])
+        if name != REFERENCE and len(absent := (wanted := planned(rows))[~wanted.isin(keys[rows])])
     }
     if options.unpaired == "error":
         if unpaired:
             _refuse_unpaired(frame, frame[alone].iloc[0], unpaired)
         if lacking:
-            _refuse_missing(lacking, len(reference))
+            _refuse_missing(lacking, int(whole.sum()))
+    if blank := sorted(set(frame["task"]) - set(frame["task"][whole])):
+        raise UsageError(
+            f"task {blank[0]} has no row under {REFERENCE}, so nothing in it can be paired; score it under "
+            f"{REFERENCE} too, or leave its rows out"
+        )
     return unpaired, {name: len(absent) for name, absent in lacking.items()}
 
 

@@ -48,6 +48,8 @@ __all__ = [
     "p_above",
     "p_below",
     "p_few_losses",
+    "p_higher",
+    "p_lower",
     "p_unseen_gains",
     "p_unseen_losses",
     "score_interval",
@@ -383,6 +385,16 @@ def p_unseen_gains(m: Moments, margin: float) -> np.ndarray:
     Where all pairs lose a little, a rare answer that turns from bad to perfect makes up for many of them.
     """
     return _p_unseen(-margin - m.mean, m)
+
+
+def p_lower(m: Moments) -> np.ndarray:
+    """One-sided p of "the average is at least 0", small only where unseen whole gains would not make up for it."""
+    return np.maximum(p_below(m, 0.0), p_unseen_gains(m, 0.0))
+
+
+def p_higher(m: Moments) -> np.ndarray:
+    """One-sided p of "the average is at most 0", the other way round."""
+    return np.maximum(p_above(m, 0.0), p_unseen_losses(m, 0.0))
 
 
 def _p_unseen(distance: np.ndarray, m: Moments) -> np.ndarray:

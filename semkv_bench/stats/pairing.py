@@ -81,7 +81,7 @@ class PairedScores:
     (seeds, turns) are from the reference's: the mean of absolute differences, weighted by their squares.
     ``tasks`` [N] are codes into ``task_names``. ``documents`` [N] are equal where clusters of several tasks are about
     one document, None where there are no such clusters. ``unpaired`` counts, by setting, rows that the reference
-    does not have, ``missing`` rows of the reference that the setting does not have. ``last_look`` [S] is the number of
+    does not have, ``missing`` rows of any setting that this one does not have. ``last_look`` [S] is the number of
     the last look that each setting is planned for, None where no setting may leave early.
     """
 
@@ -178,10 +178,9 @@ def pair(frame: pd.DataFrame, options: StatsOptions) -> PairedScores:
         pairs[name] = (np.where(both, grid, np.nan)[whole], np.where(both, grid[:, :1], np.nan)[whole])
     paired = _assemble(settings, units[whole], pairs, outcome[whole])
     if unpaired or missing:
-        inside = units["task"].isin(paired.task_names).to_numpy()
         planned = True if last is None else _looks_of(units, frame)[:, None] <= last
-        worst = {"score": tuple(side[inside] for side in _total_losses(grids["score"], settings, planned))}
-        worst = replace(_assemble(settings, units[inside], worst, outcome[inside]), last_look=last)
+        worst = {"score": _total_losses(grids["score"], settings, planned)}
+        worst = replace(_assemble(settings, units, worst, outcome), last_look=last)
         paired = replace(paired, unpaired=unpaired, missing=missing, worst=worst)
     spread = units.groupby("document")["task"].transform("nunique") > 1
     return replace(
@@ -299,7 +298,7 @@ def _total_losses(
     """Scores and the reference's [U, S], a ``planned`` missing score being 0 and the reference's missing one 1."""
     compared = np.array([info.kind != "full" for info in settings])
     full = np.broadcast_to(scores[:, :1], scores.shape)
-    own = np.where(np.isnan(scores) & compared & ~np.isnan(full) & planned, 0.0, scores)
+    own = np.where(np.isnan(scores) & compared & planned, 0.0, scores)
     return own, np.where(np.isnan(own), np.nan, np.where(np.isnan(full), 1.0, full))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from scipy import stats
 
 from semkv_bench.stats.equivalence import HOLDS, POWER, Judgement
-from semkv_bench.stats.guarded import Moments, moments, upper_side
+from semkv_bench.stats.guarded import Moments, moments, p_unseen_gains, upper_side
 from semkv_bench.stats.options import StatsOptions
 from semkv_bench.stats.pairing import PairedScores, SettingInfo
 from semkv_bench.stats.result import Cliff
@@ -53,9 +53,11 @@ def detectable_drops(
     side = upper_side(flat)
     tail = options.alpha / 2 if look is None else look.level(options.alpha / 2)
     # Of all drops by all settings, flat.
-    reach = side.at(stats.t.isf(np.tile(tail, len(drops)) if np.ndim(tail) else tail, side.df))
-    shortfall = reach + stats.norm.isf(1 - POWER) * np.sqrt(flat.variance / flat.n_eff)
-    short = shortfall.reshape(len(drops), -1) > 0  # [G, S]
+    tail = np.tile(tail, len(drops)) if np.ndim(tail) else tail
+    scatter = stats.norm.isf(1 - POWER) * np.sqrt(flat.variance / flat.n_eff)
+    shortfall = side.at(stats.t.isf(tail, side.df)) + scatter
+    unseen = p_unseen_gains(replace(flat, mean=flat.mean + scatter), 0.0)
+    short = ((shortfall > 0) | (unseen >= tail)).reshape(len(drops), -1)  # [G, S]
     # Beyond the last drop that is missed, everything is found.
     first = np.where(short.any(axis=0), len(drops) - np.argmax(short[::-1], axis=0), 0)
     found = np.full(short.shape[1], np.nan)

@@ -100,7 +100,7 @@ def _falls(part: PairedScores, columns: list[int], options: StatsOptions, margin
 
 def _above(part: PairedScores, level: float, options: StatsOptions) -> bool:
     """Is the reference's score above chance? A chance of 0 is asked of the drop alone, which cannot be larger."""
-    m = reference_moments(part, options.average).column(0)
+    m = reference_moments(part, options.average, [0])
     return bool(m.mean[0] > 0 if level == 0 else score_interval(m, options.confidence)[0][0] > level)
 
 

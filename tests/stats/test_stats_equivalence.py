@@ -6,6 +6,7 @@ import pytest
 from planted_records import analyze, by_setting, planted, records
 
 from semkv_bench.stats import StatsOptions, exact_mcnemar
+from semkv_bench.stats.contrast import Arm, contrast
 from semkv_bench.stats.equivalence import p_degraded, p_no_worse
 from semkv_bench.stats.guarded import moments, p_below
 from semkv_bench.stats.operating_point import clusters_to_confirm
@@ -170,3 +171,22 @@ def test_the_size_named_settles_four_samples_in_five():
     m = moments(again - 1, np.ones_like(again), np.zeros(needed, int), "macro")
     assert 0.7 < (p_no_worse(m, StatsOptions()) < 0.05).mean() < 0.95
     assert row["L2"]["n_needed"] is row["full"]["n_needed"] is None
+
+
+@pytest.mark.parametrize(("examples", "verdict"), [(200, "equivalent"), (900, "floor")])
+def test_a_steady_small_loss_is_a_floor_once_rare_gains_would_have_been_seen(examples, verdict):
+    """All answers lose 0.005: a rare perfect one would make up for it, and 0.995**200 = 0.37 samples hold none."""
+    rng = np.random.default_rng(0)
+    full = rng.uniform(0.2, 0.5, examples)
+    frame = records({"full": full, "L8": full - 0.005, "L4": full, "L2": 0 * full})
+    report = analyze(frame, StatsOptions(resamples=100))
+    row = by_setting(report)["L8"]
+    assert row["verdict"] == verdict and row["detectable"] == (verdict == "floor")
+    assert row["p_difference"] >= min(1, 2 * 0.995**examples)
+    known = row["detectable_drop"]
+    assert known is None or 2 * (1 - known) ** examples < 0.05
+    first, second = (
+        Arm(frame[frame.setting == name]["score"].to_numpy()[:, None], full[:, None]) for name in ("L8", "L4")
+    )
+    apart = contrast(first, second, np.zeros(examples, dtype=int), StatsOptions())
+    assert (apart.p_difference[0] < 0.05) == (verdict == "floor")

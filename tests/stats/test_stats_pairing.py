@@ -188,6 +188,36 @@ def test_rows_left_out_do_not_make_a_setting_safe():
     assert rows["L4"]["verdict"] != "equivalent" and rows["L4"]["n_unpaired"] == 24
 
 
+def test_rows_that_full_lacks_too_do_not_make_a_setting_safe():
+    """Neither int4 nor full has the 24 examples in which int4 lost; another setting's rows tell that they were run."""
+    full = np.ones(400)
+    frame = records({"full": full, "L8": full, "L4": np.r_[np.zeros(24), np.ones(376)], "L2": 0 * full})
+    cut = frame[~(frame.setting.isin(["full", "L4"]) & (frame.example_id < 24))]
+    rows = by_setting(analyze(cut, StatsOptions(resamples=100, unpaired="drop")))
+    assert (rows["L4"]["n_missing"], rows["L4"]["n_unpaired"]) == (24, 0)
+    assert (rows["L8"]["n_missing"], rows["L8"]["n_unpaired"]) == (0, 24)
+    assert rows["L4"]["verdict"] == "inconclusive" and rows["full"]["n_missing"] == 0
+
+
+def test_a_task_that_full_lacks_is_refused():
+    frame = planted(2, 60)
+    cut = frame[~((frame.setting == "full") & (frame.task == "task1"))]
+    for unpaired, words in (
+        ("error", "rows without a partner"),
+        ("drop", "task task1 has no row under full"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            analyze(cut, StatsOptions(resamples=100, unpaired=unpaired))
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_setting_may_lack_a_whole_task():
+    frame = planted(2, 300)
+    cut = frame[~((frame.setting == "L6") & (frame.task == "task1"))]
+    row = by_setting(analyze(cut, StatsOptions(resamples=100, unpaired="drop")))["L6"]
+    assert row["verdict"] == "inconclusive" and row["n_missing"] == 100
+
+
 def clustered(documents: int, questions: int = 5) -> pd.DataFrame:
     """All ties, several questions a document, and a grid point that loses everything."""
     full = np.ones(documents * questions)
