@@ -47,7 +47,7 @@ def as_number(value: Any) -> float | None:
         return float(value)
     if is_null(value):
         return float("nan")
-    if isinstance(value, (int, float, np.integer, np.floating, str)):
+    if isinstance(value, (int, float, np.integer, np.floating, Decimal, str)):
         try:
             return float(value)
         except (ValueError, OverflowError):
@@ -64,8 +64,8 @@ def as_integer(value: Any) -> int | None:
         whole = 0
     elif isinstance(value, (float, np.floating)):
         whole = int(value) if abs(value) <= _EXACT_IN_FLOAT and value == int(value) else None
-    elif isinstance(value, str):
-        whole = _written_integer(value.strip())
+    elif isinstance(value, (str, Decimal)):
+        whole = _written_integer(str(value).strip())
     return whole if whole is not None and _INT64.min <= whole <= _INT64.max else None
 
 

@@ -12,9 +12,11 @@ from semkv_bench.report.formatting import (
     plural,
     ratio,
 )
+from semkv_bench.stats.equivalence import SAFE
 from semkv_bench.stats.result import Cliff, OperatingPoint, Report, SettingResult
 
 __all__ = [
+    "cheaper_deletions",
     "cliff_grid",
     "cliffs_of",
     "compared_settings",
@@ -37,6 +39,7 @@ __all__ = [
     "tested_settings",
 ]
 
+_FULL_BITS = 16
 _KIND_ORDER = {"full": 0, "uniform": 1, "mixed": 2, "prune": 3, "read": 4}
 
 
@@ -77,12 +80,38 @@ def price_words(row: SettingResult | OperatingPoint) -> str:
 
 
 def none_safe(report: Report, reference: str) -> str:
-    """Why there is no operating point: nothing holds, or what holds loses detectably."""
+    """Why there is no operating point: nothing holds, or what holds loses detectably, or is not smaller."""
+    safe = [row for row in report.settings if row.verdict in SAFE and row.kind != "full"]
+    full = reference_row(report)
+    most = (full and full.paid_bits) or _FULL_BITS
+    large = [row for row in safe if row.kind in ("uniform", "mixed") and (row.paid_bits or 0) >= most]
+    if coded := [row.setting for row in large]:
+        verb = "takes" if len(coded) == 1 else "take"
+        return (
+            f"no setting as good as {reference} is smaller: {first_names(coded)} {verb} as many bits or more"
+        )
+    what = "no quantized setting" if any(row.kind == "prune" for row in safe) else "no setting"
     floor = [row.setting for row in report.settings if row.verdict == "floor"]
     if not floor:
-        return f"no setting is shown to be no worse than {reference}"
+        return f"{what} is shown to be no worse than {reference}"
     verb = "loses" if len(floor) == 1 else "lose"
-    return f"no setting is as good as {reference}: {first_names(floor)} {verb} less than the margin, yet detectably"
+    return (
+        f"{what} is as good as {reference}: {first_names(floor)} {verb} less than the margin, yet detectably"
+    )
+
+
+def cheaper_deletions(report: Report) -> list[str]:
+    """Settings that delete tokens, are no worse, and cost less than the operating point, where there is one."""
+    paid = report.operating_point and report.operating_point.paid_bits
+    return [
+        row.setting
+        for row in report.settings
+        if row.kind == "prune"
+        and row.verdict in SAFE
+        and (
+            report.operating_point is None or (known(paid) and known(row.paid_bits) and row.paid_bits < paid)
+        )
+    ]
 
 
 def measured_words(report: Report, setting: str | None) -> str:

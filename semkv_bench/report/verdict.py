@@ -15,6 +15,7 @@ from semkv_bench.report.formatting import (
     signed_interval,
 )
 from semkv_bench.report.lookup import (
+    cheaper_deletions,
     cliff_grid,
     cliffs_of,
     lengths_words,
@@ -254,9 +255,15 @@ def _grid_counts(report: Report, quantizer: str | None) -> str:
 
 
 def _safest(report: Report) -> str:
+    deletions = cheaper_deletions(report)
+    also = ""
+    if deletions:
+        verb = "deletes tokens and is" if len(deletions) == 1 else "delete tokens and are"
+        less = "" if report.operating_point is None else " in fewer bits"
+        also = f"; {first_names(deletions)} {verb} no worse{less}"
     if report.operating_point is None:
-        return none_safe(report, "the 16-bit cache")
-    return f"cheapest safe cache: {operating_point_words(report)}"
+        return f"{none_safe(report, 'the 16-bit cache')}{also}"
+    return f"cheapest safe {'quantized ' if also else ''}cache: {operating_point_words(report)}{also}"
 
 
 def _insensitive(report: Report) -> bool:

@@ -35,18 +35,21 @@ __all__ = [
 ]
 
 _ELIGIBLE = ("uniform", "mixed")
+_FULL_BITS = 16.0
 
 
 def choose(paired: PairedScores, judgement: Judgement) -> SettingInfo | None:
     """Fewest bits of the whole cache among the uniform and mixed settings that are ``equivalent`` or ``no_worse``.
 
-    None where there is none. By effective bits where records do not say what caches cost; where one has none of
-    these, by code bits. Ties go to fewer code bits, then to the higher average, then by name.
+    None where there is none that costs less than the reference. By effective bits where records do not say what caches
+    cost; where one has none of these, by code bits. Ties go to fewer code bits, then to the higher average, then by
+    name.
     """
+    full = _cost(paired.settings[0]) or _FULL_BITS
     able = [
         (info, float(judgement.moments.mean[i]))
         for i, (info, verdict) in enumerate(zip(paired.settings, judgement.verdicts, strict=True))
-        if verdict in SAFE and info.kind in _ELIGIBLE
+        if verdict in SAFE and info.kind in _ELIGIBLE and _cost(info) < full
     ]
     if not able:
         return None
@@ -57,6 +60,10 @@ def choose(paired: PairedScores, judgement: Judgement) -> SettingInfo | None:
         return (info.paid_bits if paid else info.code_bits, info.code_bits, -mean, info.name)
 
     return min(able, key=price)[0]
+
+
+def _cost(info: SettingInfo) -> float:
+    return info.code_bits if info.paid_bits is None else info.paid_bits
 
 
 def clusters_to_confirm(options: StatsOptions) -> int:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from decimal import Decimal
 
 import numpy as np
 import pandas as pd
@@ -404,3 +405,25 @@ def test_json_that_python_cannot_hold_is_named_by_line(tmp_path, value):
     path.write_text(f'{{"task": "qa", "example_id": 1, "setting": {value}, "code_bits": 2, "score": 1}}\n')
     with pytest.raises(UsageError, match="line 1: broken JSON"):
         read_records(path)
+
+
+def test_exact_decimals_of_a_parquet_file_are_numbers(tmp_path):
+    rows = [
+        {
+            "task": "qa",
+            "example_id": i,
+            "seed": Decimal(0),
+            "setting": name,
+            "code_bits": bits,
+            "score": Decimal("0.25"),
+        }
+        for i in range(2)
+        for name, bits in (("full", Decimal("16.0")), ("int4", Decimal("4.0")))
+    ]
+    pd.DataFrame(rows).to_parquet(tmp_path / "scores.parquet")
+    frame = read_records(tmp_path / "scores.parquet")
+    assert (
+        (frame["score"] == 0.25).all()
+        and set(frame["code_bits"]) == {16.0, 4.0}
+        and (frame["seed"] == 0).all()
+    )

@@ -6,6 +6,7 @@ import pytest
 
 from semkv_bench.errors import UsageError
 from semkv_bench.records.normalize import normalize
+from semkv_bench.report.verdict import headline
 from semkv_bench.stats import StatsOptions, analyze
 
 # Name: code bits, effective bits, cache bits of even and of odd examples. B's price is less, its caches cost more.
@@ -74,3 +75,33 @@ def test_the_full_cache_needs_no_cost_of_its_own():
 def test_bits_that_no_cache_has_are_refused(bits):
     with pytest.raises(UsageError, match=r"cache_bits .* from 0 to 32"):
         normalize(_frame(cache_bits=bits))
+
+
+def _headline(kinds=None, **bits):
+    """Headline where the cache bits of settings are ``bits``; a-L2 alone loses."""
+    frame = _frame()
+    frame["cache_bits"] = frame["setting"].str.replace("-", "_").map({"full": 16.0, "a_L2": 4.0, **bits})
+    return headline(
+        analyze(frame.assign(kind=frame["setting"].map(kinds or {})), StatsOptions(resamples=100))
+    )
+
+
+def test_a_cache_that_is_not_smaller_is_no_operating_point():
+    """Metadata and a map of channels may outweigh what coding saves; 16 bits are cheaper then."""
+    assert "cheapest safe cache: a-L5, whole cache 15.90 bits" in _headline(a_L5=15.9, b_L4=16.5)
+    assert _headline(a_L5=16.0, b_L4=16.5).endswith(
+        "; no setting as good as the 16-bit cache is smaller: a-L5 and b-L4 take as many bits or more."
+    )
+
+
+def test_a_deletion_that_holds_is_said_to():
+    kinds = {"b-L4": "prune"}
+    assert "cheapest safe cache: a-L5" in _headline(kinds, a_L5=5.0, b_L4=8.0)
+    told = _headline(kinds, a_L5=5.0, b_L4=4.0)
+    assert "cheapest safe quantized cache: a-L5" in told
+    assert told.endswith("; b-L4 deletes tokens and is no worse in fewer bits.")
+    told = _headline({"b-L4": "prune", "a-L5": "prune"}, a_L5=5.0, b_L4=4.0)
+    assert told.endswith(
+        "; no quantized setting is shown to be no worse than the 16-bit cache; "
+        "a-L5 and b-L4 delete tokens and are no worse."
+    )
