@@ -69,6 +69,10 @@ def _point_bits(row: OverviewRow) -> str:
     return effective_text(point.effective_bits) if point else DASH
 
 
+def _times_smaller(bits: float | None) -> str:
+    return ratio(16 / bits) if bits else DASH
+
+
 _COLUMNS = (
     Column("run", lambda row: clean(row.run), numeric=False),
     Column("protocol", lambda row: clean(row.protocol or DASH), numeric=False, optional=True, measured=False),
@@ -80,9 +84,16 @@ _COLUMNS = (
     Column("operating point", _point_cell, numeric=False),
     Column("effective bits", _point_bits, short="eff. bits", keep=True),
     Column(
-        "compression",
-        lambda row: ratio(row.operating_point and row.operating_point.compression),
-        short="times smaller",
+        "whole cache",
+        lambda row: _times_smaller(row.operating_point and row.operating_point.cache_bits),
+        short="whole smaller",
+        optional=True,
+        measured=False,
+    ),
+    Column(
+        "coded part",
+        lambda row: _times_smaller(row.operating_point and row.operating_point.effective_bits),
+        short="coded smaller",
         optional=True,
         measured=False,
     ),

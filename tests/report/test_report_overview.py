@@ -72,6 +72,25 @@ def test_files_and_figure(report, tmp_path):
     assert paths["figures/cliff_overview.png"].read_bytes() == again.png
 
 
+@pytest.mark.parametrize("whole", [8.0, None])
+def test_a_saving_names_what_it_is_of(report, tmp_path, whole):
+    report["operating_point"] |= {
+        "effective_bits": 4.0,
+        "cache_bits": whole,
+        "compression": 16 / (whole or 4.0),
+    }
+    text = write_overview(overview_rows([("a", report)]), [], tmp_path)["report.md"].read_text(
+        encoding="utf-8"
+    )
+    heads, row = (
+        [cell.strip() for cell in line.split("|")]
+        for line in text.splitlines()
+        if line.startswith(("| run |", "| a |"))
+    )
+    cells = dict(zip(heads, row, strict=True))
+    assert cells["coded part"] == "4.00x" and cells.get("whole cache") == (whole and "2.00x")
+
+
 def test_names_of_users_are_shown_as_text(report, tmp_path):
     hostile = "<b>|`$x_{$\x1b[31m"
     report |= {"model": hostile, "protocol": hostile}
