@@ -43,7 +43,14 @@ def _check(quantizer: Quantizer, coder: Coder, head_dim: int) -> None:
     tokens = 4 * max(group or 0, 16)
     x = torch.randn(3, _HEADS, tokens, head_dim, generator=torch.Generator().manual_seed(5))
     levels = torch.full((1, tokens), quantizer.fixed_levels or _LEVELS)
+    given = x.clone()
     alone = [coder.quantize_dequantize(row[None], levels)[0] for row in x]
+    if not torch.equal(x, given):
+        raise _wrong(quantizer, "changes the vectors that it is given; work on a copy")
+    if not _same(coder.quantize_dequantize(x[-1:], levels)[0], alone[-1]):
+        raise _wrong(quantizer, "codes the same vectors differently when asked again; draw from `seed` alone")
+    if not _same(quantizer.coder(head_dim).quantize_dequantize(x[-1:], levels)[0], alone[-1]):
+        raise _wrong(quantizer, "codes a row differently after other rows; a coder keeps nothing of them")
     if not all(bool(torch.isfinite(values).all()) for values in alone):
         raise _wrong(quantizer, "gives NaN or infinity for finite values")
     if bool((torch.stack(alone) == x).all(-1).any()):
@@ -66,6 +73,8 @@ def _check(quantizer: Quantizer, coder: Coder, head_dim: int) -> None:
             )
         if not _same(coder.quantize_dequantize(x[:1, :, here], levels[:, here])[0], alone[0][:, here]):
             raise _wrong(quantizer, "codes the same tokens differently in a call of their own")
+    if group == 1 and quantizer.granularity.mixed and quantizer.fixed_levels is None:
+        _check_mixed(quantizer, coder, x[:1], alone[0])
     if not coder.simulated:
         _check_metadata(quantizer, coder, x[0])
     constant = torch.full((1, _HEADS, tokens, head_dim), 0.5)
@@ -76,6 +85,24 @@ def _check(quantizer: Quantizer, coder: Coder, head_dim: int) -> None:
         raise _wrong(quantizer, "does not give a constant vector back")
 
 
+def _check_mixed(quantizer: Quantizer, coder: Coder, x: Tensor, low: Tensor) -> None:
+    """Of x [1, heads, tokens, head_dim], every other token with twice the levels; ``low`` is all at ``_LEVELS``."""
+    many = torch.full((1, x.shape[2]), 2 * _LEVELS)
+    mixed = many.clone()
+    mixed[:, 1::2] = _LEVELS
+    try:
+        quantizer.check_levels(2 * _LEVELS)
+        found, high = (coder.quantize_dequantize(x, levels)[0] for levels in (mixed, many))
+    except UsageError:
+        return  # said where such levels are asked for
+    if not _same(found[:, 1::2], low[:, 1::2]) or not _same(found[:, ::2], high[:, ::2]):
+        raise _wrong(
+            quantizer,
+            "codes a token at the levels of others; declare `granularity = Granularity(1, mixed=False)`, or heed "
+            "`levels` token by token",
+        )
+
+
 def _check_metadata(quantizer: Quantizer, coder: Coder, x: Tensor) -> None:
     encoded = coder.encode(x, _LEVELS)
     stored = encoded.metadata.element_size() * 8 * encoded.metadata.numel() / (x.shape[0] * x.shape[1])
@@ -84,6 +111,14 @@ def _check_metadata(quantizer: Quantizer, coder: Coder, x: Tensor) -> None:
         raise _wrong(
             quantizer,
             f"states metadata_bits={said:g} for a vector, but encode returns {stored:g} bits of metadata",
+        )
+    codes = encoded.codes
+    if type(coder).pack is Coder.pack and not bool(
+        ((codes >= 0) & (codes < _LEVELS) & (codes == codes.long())).all()
+    ):
+        raise _wrong(
+            quantizer,
+            f"gives codes that are not whole numbers below the {_LEVELS} levels asked for, so they take more bits",
         )
     if not _same(coder.decode(encoded, x.dtype), coder.quantize_dequantize(x, torch.tensor([[_LEVELS]]))[0]):
         raise _wrong(quantizer, "decodes other values than quantize_dequantize gives")

@@ -61,6 +61,9 @@ class PerChannelCoder(Coder):
     def decode(self, encoded, dtype):
         return encoded.codes.to(dtype)
 
+    def pack(self, x, levels, layout_of):
+        raise NotImplementedError  # its tokens share metadata
+
 
 @dataclass(frozen=True)
 class Declared(PerChannel):
@@ -102,28 +105,41 @@ def test_the_packages_own_pass(quantizer):
     probe_quantizer(quantizer, 64)
 
 
-class Faulty(PerChannelCoder):
+class Faulty(Coder):
     """Per token and right, but for one fault."""
 
     def __init__(self, fault):
-        self.fault = fault
+        self.fault, self.first = fault, None
 
     def quantize_dequantize(self, x, levels, out=None):
         if self.fault == "rows" and x.dim() == 4 and len(x) > 1:
             x = x + x.mean()
+        if self.fault == "in place":
+            x.clamp_(-2, 2)
         return super().quantize_dequantize(x, levels, out)
 
     def encode(self, x, levels):
         levels = token_levels(levels, x)
-        largest = x.abs().amax(-1, keepdim=True)
-        found = (x / largest.clamp_min(1e-8) * 2).round() / 2 * largest
+        largest = x.abs().amax(-1, keepdim=True).half()
+        if self.fault == "memory":
+            self.first = largest.amax() if self.first is None else self.first
+            largest = self.first.expand_as(largest)
+        codes = (x / largest.float().clamp_min(1e-8) + 1) / 2 * self._top(levels)
+        if self.fault == "draws":
+            codes = codes + torch.rand_like(codes) - 0.5
+        codes = codes.round().clamp_min(0).minimum(self._top(levels))
         if self.fault == "finite":
-            found = found / (found != 0)
-        metadata = largest.repeat(1, 1, 1 + (self.fault == "metadata")).half()
-        return Encoded(found, metadata, levels)
+            largest = largest / 0
+        metadata = largest.repeat(1, 1, 1 + (self.fault == "metadata"))
+        return Encoded(codes, metadata, levels)
+
+    def _top(self, levels):
+        levels = levels[:1].expand_as(levels) if self.fault == "levels" else levels
+        return (levels * (4 if self.fault == "codes" else 1) - 1)[:, None]
 
     def decode(self, encoded, dtype):
-        return encoded.codes.to(dtype)
+        found = encoded.codes * 2 / self._top(encoded.levels) - 1
+        return (found * encoded.metadata[..., :1].float()).to(dtype)
 
 
 @dataclass(frozen=True)
@@ -148,6 +164,11 @@ def test_without_a_fault_it_passes():
         ("rows", "when other rows are coded with it"),
         ("finite", "NaN or infinity"),
         ("metadata", "metadata_bits=16 for a vector, but encode returns 32"),
+        ("in place", "changes the vectors that it is given"),
+        ("memory", "differently after other rows"),
+        ("draws", "differently when asked again"),
+        ("levels", "at the levels of others"),
+        ("codes", "not whole numbers below the 4 levels"),
     ],
 )
 def test_each_fault_is_named(fault, word):
