@@ -25,7 +25,7 @@ from semkv_bench.records.lines import AppendFile, Expected, UnitReader
 from semkv_bench.records.prompts import PromptsFile
 from semkv_bench.records.racing import left_settings, planned_at
 from semkv_bench.records.runs import check_run
-from semkv_bench.records.schema import EXAMPLE, UNIT, Unit
+from semkv_bench.records.schema import EXAMPLE, PLACE, UNIT, Unit
 
 __all__ = ["RunFolder", "charter_hash", "read_looks", "read_run", "read_sessions", "write_looks"]
 
@@ -276,13 +276,17 @@ def read_run(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
     expected = _expected(charter)
     records: list[dict[str, Any]] = []
     for file in sorted(path.glob("records-*.jsonl")):
-        for unit in UnitReader(file, expected).read():
-            records.extend(unit)
+        try:
+            for unit in UnitReader(file, expected).read():
+                records.extend(unit)
+        except OSError as error:
+            raise UsageError(f"{file} cannot be read: {error.strerror}; take it out of the folder") from error
     if not records:
         raise MissingError(f"{path} holds no finished example yet; run the sweep again to continue it")
     frame = pd.DataFrame.from_records(records)
     # Two processes may have answered the same example; the first file wins.
     frame = frame.drop_duplicates([*UNIT, "setting"], ignore_index=True)
+    _check_settings(frame, charter)
     if charter.get("amendments"):
         frame = _under_common_settings(frame, charter)
     planned, held = charter["examples"]["count"], len(frame.drop_duplicates(EXAMPLE))
@@ -292,6 +296,23 @@ def read_run(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
             "are not this run's out of the folder"
         )
     return frame, charter
+
+
+def _check_settings(frame: pd.DataFrame, charter: Mapping[str, Any]) -> None:
+    """What a record says that its setting is must be what the charter says."""
+    described = {setting: said for setting, said in charter["settings"].items() if isinstance(said, dict)}
+    for name in ("kind", "code_bits", "packed_bits", "effective_bits"):
+        if name not in frame:
+            continue
+        planned = frame["setting"].map({setting: said.get(name) for setting, said in described.items()})
+        wrong = frame[planned.notna() & (frame[name] != planned)]
+        if not wrong.empty:
+            record = wrong.iloc[0]
+            file, line = (record[place] for place in PLACE)
+            raise UsageError(
+                f"{file}, line {line}: setting {record['setting']} has {name} {record[name]}, not the "
+                f"{planned[record.name]} of protocol.yaml; remove the lines of its example and run the sweep again"
+            )
 
 
 def _expected(charter: Mapping[str, Any], plan: Mapping[Unit, str] | None = None) -> Expected:

@@ -47,9 +47,14 @@ def read_prompts(path: Path) -> dict[tuple[str, str, str, int], dict[str, Any]]:
     Each holds the text as it was fed in that turn (``prompt``), the ``question`` in it, the expected ``answers``
     and the first ``seed`` that asked. Empty for a run that was made before prompts were kept.
 
-    Raises UsageError for a line that is none.
+    Raises UsageError for a line that is none, or a file that cannot be read.
     """
-    return {_key(line): line for line in reversed(list(_lines(path)))}
+    try:
+        return {_key(line): line for line in reversed(list(_lines(path)))}
+    except OSError as error:
+        raise UsageError(
+            f"{error.filename} cannot be read: {error.strerror}; take it out of the folder"
+        ) from error
 
 
 def _lines(folder: Path) -> Iterator[dict[str, Any]]:

@@ -326,7 +326,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     """The configuration as it was written; nothing depends on it, so a lost one is left out."""
     try:
         config = yaml.safe_load((path / "config.yaml").read_text())
-    except (OSError, ValueError, yaml.YAMLError):
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return {}
     return config if isinstance(config, dict) else {}
 
@@ -337,6 +337,7 @@ def _environment(sessions: list[dict[str, Any]]) -> dict[str, Any]:
     for session in sessions:
         for name, value in session.items():
             if name in _SUMMED:
+                value = value if isinstance(value, (int, float)) else 0
                 merged[name] = round(merged.get(name, 0) + value, 1)
             elif name == "finished" or name not in merged:
                 merged[name] = value

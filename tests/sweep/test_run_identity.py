@@ -65,6 +65,35 @@ def test_what_was_replaced_under_the_same_path_is_refused_and_named(copied, caps
     assert (run / "records-0.jsonl").read_bytes() == before
 
 
+@pytest.mark.parametrize(("name", "value"), [("code_bits", 3.5), ("effective_bits", 4.0), ("kind", "mixed")])
+def test_records_of_other_bits_than_the_protocol_says_are_refused(copied, capsys, name, value):
+    _, run = copied
+    path = run / "records-0.jsonl"
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    changed = [record | ({name: value} if record["setting"] == "affine-L16" else {}) for record in records]
+    path.write_text("".join(json.dumps(record) + "\n" for record in changed))
+    assert main(["cliff-report", f"run={run}"]) == 2
+    error = capsys.readouterr().err.strip()
+    assert "\n" not in error
+    assert f"line 2: setting affine-L16 has {name} {value}, not the " in error and "of protocol.yaml" in error
+
+
+def test_damage_beside_the_records_costs_one_line_at_most(copied, capsys, without_figures):
+    _, run = copied
+    nested = "[" * 5000 + "]" * 5000
+    (run / "config.yaml").write_text(nested)
+    sessions = [{"seconds": "long"}, {"seconds": 2, "finished": [1]}]
+    (run / "environment.json").write_text(json.dumps({"sessions": sessions}))
+    assert main(["cliff-report", f"run={run}"]) == 0
+    for name in ("records-7.jsonl", "prompts-7.jsonl"):
+        (run / name).mkdir()
+        capsys.readouterr()
+        assert main(["cliff-report", f"run={run}"]) == 2
+        error = capsys.readouterr().err.strip()
+        assert "\n" not in error and f"{name} cannot be read: " in error
+        (run / name).rmdir()
+
+
 def test_every_record_leads_to_what_was_asked_and_expected(finished):
     frame, charter = read_run(finished[1])
     prompts = read_prompts(finished[1])
