@@ -13,6 +13,7 @@ from semkv_bench.engine.options import AUTO, PACKED, ROWS, EngineOptions
 from semkv_bench.engine.outcome import Outcome, Request, request_of
 from semkv_bench.errors import UsageError
 from semkv_bench.importance import metric
+from semkv_bench.importance.probe import probe_own_metrics
 from semkv_bench.kernels import backend
 from semkv_bench.kernels.numerics import Saturation
 from semkv_bench.models.architecture import read_whole, supported_attention
@@ -49,6 +50,7 @@ class TransformersBackend(EngineOptions, Backend):
                 side for setting in settings for side in (setting.keys, setting.values) if side is not None
             ]
             probe_own((side.quantizer for side in sides), head_dim)
+            probe_own_metrics((label for setting in settings for label in setting.metrics), head_dim)
         if self.store == PACKED:
             self._check_packs(source, settings, protocol)
         if self.prefill_chunk not in (None, AUTO):

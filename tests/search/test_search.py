@@ -157,4 +157,4 @@ def test_prompts_that_calibrate_cannot_confirm(local_folder, tmp_path, capsys):
     file.write_text("\n".join(map(json.dumps, rows)))
     model = ["model=custom", f"model.path={local_folder}", "task=jsonl", f"task.path={file}", "target_bits=4"]
     assert main(["search", *model, "calibration_per_task=3", "per_task=3", f"out={tmp_path / 'r'}"]) == 2
-    assert "cannot confirm what was chosen by them" in " ".join(capsys.readouterr().err.split())
+    assert "that the choice is made by, and cannot confirm it" in " ".join(capsys.readouterr().err.split())
