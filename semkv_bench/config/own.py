@@ -53,15 +53,24 @@ def joined(given: Iterable[str]) -> Iterator[None]:
 
 
 def check_names(shipped: Path) -> None:
-    """Raise UsageError where a file of the user's own has the name of one in ``shipped``, the package's folder."""
+    """Raise UsageError where a file of the user's own has the name of one in ``shipped``, the package's folder.
+
+    Or of one in another folder of the user's own.
+    """
     for group in (folder for folder in shipped.iterdir() if folder.is_dir()):
-        for own in own_folders():
+        seen: dict[Path, Path] = {}
+        for own in dict.fromkeys(folder.resolve() for folder in own_folders()):
             for path in sorted((own / group.name).rglob("*.yaml")):
+                choice = path.relative_to(own / group.name).with_suffix("")
                 if (shipped / path.relative_to(own)).exists():
-                    choice = path.relative_to(own / group.name).with_suffix("")
                     raise UsageError(
                         f"{path}: {group.name}={choice} is a choice of the package's own; rename it"
                     )
+                if choice in seen:
+                    raise UsageError(
+                        f"{path}: {group.name}={choice} is a choice of {seen[choice]} too; rename one"
+                    )
+                seen[choice] = path
 
 
 def import_own() -> None:

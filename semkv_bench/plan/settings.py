@@ -6,7 +6,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from semkv_bench.config.choices import conf_dir
 from semkv_bench.config.compose import build
+from semkv_bench.config.own import fingerprints
 from semkv_bench.errors import UsageError
 from semkv_bench.quantizers.base import Quantizer, Sides
 from semkv_bench.settings.reading import ReadAll
@@ -40,7 +42,23 @@ def _quantizer(node: DictConfig, group: str) -> Sides:
         raise UsageError(
             f"{group}: its file must say `_target_: module.Class` of a Quantizer; it makes a {type(made).__name__}"
         )
+    if fingerprints([made]) and made.name in _names_of_ours():
+        raise UsageError(
+            f"{group}: {type(made).__name__} is called {made.name}, like a quantizer of the package's own; give it a "
+            "name of its own"
+        )
     return made
+
+
+def _names_of_ours() -> set[str]:
+    """What records of the package's own quantizers call them."""
+    found, classes = {path.stem for path in (conf_dir() / "quantizer").glob("*.yaml")}, [Quantizer]
+    while classes:
+        cls = classes.pop()
+        classes += cls.__subclasses__()
+        if cls.__module__.startswith(f"{__package__.partition('.')[0]}."):
+            found.add(getattr(cls, "name", ""))
+    return found
 
 
 def planned_settings(config: DictConfig) -> tuple[Setting, ...]:

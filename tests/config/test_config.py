@@ -231,3 +231,32 @@ def test_a_wrong_file_of_ones_own_is_one_clear_line(content, told, tmp_path, cap
 def test_a_list_of_one_length_is_that_length():
     one, listed = (compose_config("sweep", [f"task.length={length}"]) for length in ("150", "[150]"))
     assert one == listed and one.task.length == 150
+
+
+def test_two_folders_of_ones_own_may_not_hold_the_same_choice(tmp_path, capsys):
+    folders = [tmp_path / name for name in "ab"]
+    for size, folder in enumerate(folders, start=3):
+        (folder / "quantizer").mkdir(parents=True)
+        text = f"_target_: semkv_bench.quantizers.Affine\ngroup_size: {2**size}\n"
+        (folder / "quantizer/blocks.yaml").write_text(text)
+    storage = ["storage", "quantizer=blocks", "grid.levels=[4]"]
+    assert main([*storage, "--conf", str(folders[0]), "--conf", str(folders[0])]) == 0
+    assert main([*storage, "--conf", str(folders[0]), "--conf", str(folders[1])]) == 2
+    err = capsys.readouterr().err.strip()
+    assert "b/quantizer/blocks.yaml: quantizer=blocks is a choice of " in err and err.endswith(
+        "too; rename one"
+    )
+
+
+@pytest.mark.parametrize("name", ["affine", "turboquant_split", "kivi", None])
+def test_a_quantizer_of_ones_own_may_not_be_called_like_ours(name, tmp_path, monkeypatch, capsys):
+    module = f"impostor_{name}"
+    body = "pass" if name is None else f"name = {name!r}"
+    text = f"from semkv_bench.quantizers import Affine\n\n\nclass Mine(Affine):\n    {body}\n"
+    (tmp_path / f"{module}.py").write_text(text)
+    (tmp_path / "quantizer").mkdir()
+    (tmp_path / "quantizer/mine.yaml").write_text(f"_target_: {module}.Mine\n")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert main(["storage", "--conf", str(tmp_path), "quantizer=mine", "grid.levels=[4]"]) == 2
+    told = f"quantizer: Mine is called {name or 'affine'}, like a quantizer of the package's own"
+    assert told in capsys.readouterr().err
