@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from stock import CLOCKS, LEVELS, Watch
+from stock import CLOCKS, LEVELS, STAGES, Watch, staged
 from torch import Tensor
 from transformers import DynamicCache
 
@@ -104,14 +104,15 @@ def _arguments() -> argparse.Namespace:
 
 
 def _measured(
-    engine: Engine, request: Request, settings: list[Setting], compared: range, rule: CodingRule
+    engine: Engine, request: Request, settings: list[Setting], compared: range, rule: CodingRule, clock: str
 ) -> dict[str, Any]:
     """Seconds of both ways over one request, by clock, and the answers that differ.
 
     Those of the plain way, over the ``compared`` settings alone, are scaled up to all.
     """
+    stages: dict[str, float] = {}
     watch = Watch()
-    together = engine.converse(request, settings, rule)
+    together = staged(lambda: engine.converse(request, settings, rule), stages, CLOCKS[clock])
     ours = watch.seconds()
     watch = Watch()
     apart = {place: stock(engine.loaded, request, settings[place], rule) for place in compared}
@@ -120,6 +121,7 @@ def _measured(
     return {
         "prompt_tokens": len(request.input_ids),
         "engine_s": {name: round(seconds, 2) for name, seconds in ours.items()},
+        "stages_s": {name: round(stages[name], 2) for name in STAGES},
         "plain_s": {name: round(seconds * scale, 2) for name, seconds in plain.items()},
         "answers_that_differ": [
             f"{settings[place].name} turn {turn}"
@@ -148,9 +150,11 @@ def main() -> None:
         followed = (later,) * (arguments.turns - 1)
         return Request(example.input_ids, example.target_ids, limit, stops, follow_ups=followed)
 
-    _measured(engine, request(examples[0], 4), settings[:2], range(2), rule)  # a warm-up
+    _measured(engine, request(examples[0], 4), settings[:2], range(2), rule, arguments.clock)  # a warm-up
     for example in examples[: arguments.prompts]:
-        prompts.append(_measured(engine, request(example, arguments.new_tokens), settings, looped, rule))
+        prompts.append(
+            _measured(engine, request(example, arguments.new_tokens), settings, looped, rule, arguments.clock)
+        )
         print(prompts[-1], flush=True)
     plain, ours = (sum(prompt[way][arguments.clock] for prompt in prompts) for way in ("plain_s", "engine_s"))
     answers = len(looped) * len(prompts) * arguments.turns

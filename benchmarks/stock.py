@@ -1,11 +1,15 @@
 """What the benchmarks compare against, stock transformers one setting at a time, and what they time by."""
 
 import time
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from semkv_bench.engine import decode, engine
 from semkv_bench.engine.engine import Request
 from semkv_bench.models.load import LoadedModel
 from semkv_bench.settings.setting import Setting
@@ -16,6 +20,12 @@ LEVELS = {
     60: [*range(2, 33), *range(34, 64, 2), *range(64, 128, 8), 160, 192, 208, 224, 256],
 }
 CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
+STAGES = {
+    "prefill": (engine, "prefill"),
+    "coding": (decode, "fill"),
+    "forced": (decode, "_ask"),
+    "decoding": (decode, "_decode"),
+}
 
 
 class Watch:
@@ -27,6 +37,33 @@ class Watch:
     def seconds(self) -> dict[str, float]:
         """By name of the clock."""
         return {name: clock() - self.began[name] for name, clock in CLOCKS.items()}
+
+
+def staged(run: Callable[[], Any], seconds: dict[str, float], clock: Callable[[], float]) -> Any:
+    """The result of ``run``, with the seconds of every stage added to ``seconds``."""
+
+    def timed(stage: str, function: Callable) -> Callable:
+        """``function``, its seconds counted as ``stage``."""
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            start = clock()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                seconds[stage] = seconds.get(stage, 0.0) + clock() - start
+
+        return call
+
+    patches = [
+        mock.patch.object(module, name, timed(stage, getattr(module, name)))
+        for stage, (module, name) in STAGES.items()
+    ]
+    for patch in patches:
+        patch.start()
+    try:
+        return run()
+    finally:
+        mock.patch.stopall()
 
 
 @torch.inference_mode()

@@ -17,15 +17,12 @@ engine each and one and five answers of the plain loop, is
 import argparse
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
-from stock import CLOCKS, LEVELS, Watch, stock_generate
+from stock import CLOCKS, LEVELS, STAGES, Watch, staged, stock_generate
 
-from semkv_bench.engine import decode, engine
 from semkv_bench.engine.engine import Engine
 from semkv_bench.engine.outcome import Request
 from semkv_bench.models.device import describe
@@ -35,40 +32,6 @@ from semkv_bench.quantizers import Affine
 from semkv_bench.settings.sets import uniform_settings
 from semkv_bench.settings.setting import FULL, Setting
 from semkv_bench.tasks import Synthetic
-
-STAGES = {
-    "prefill": (engine, "prefill"),
-    "coding": (decode, "fill"),
-    "forced": (decode, "_ask"),
-    "decoding": (decode, "_decode"),
-}
-
-
-def staged(run: Callable[[], Any], seconds: dict[str, float], clock: Callable[[], float]) -> Any:
-    """The result of ``run``, with the seconds of every stage added to ``seconds``."""
-
-    def timed(stage: str, function: Callable) -> Callable:
-        """``function``, its seconds counted as ``stage``."""
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            start = clock()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                seconds[stage] = seconds.get(stage, 0.0) + clock() - start
-
-        return call
-
-    patches = [
-        mock.patch.object(module, name, timed(stage, getattr(module, name)))
-        for stage, (module, name) in STAGES.items()
-    ]
-    for patch in patches:
-        patch.start()
-    try:
-        return run()
-    finally:
-        mock.patch.stopall()
 
 
 def measure(
