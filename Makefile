@@ -1,6 +1,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PACKAGE := $(VENV)/.package
 INSTALLED := $(VENV)/.installed
 
 # Threads that spin at barriers slow everything tenfold as soon as anything else wants a core.
@@ -8,13 +9,18 @@ export OMP_WAIT_POLICY ?= PASSIVE
 
 .PHONY: demo test test-all test-part check regress lint docs gpu-check clean
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(PACKAGE): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	touch $(PACKAGE)
+
+# With what the tests need besides.
+$(INSTALLED): $(PACKAGE)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[test]"
 	touch $(INSTALLED)
 
-demo: $(INSTALLED)
+demo: $(PACKAGE)
 	$(BIN)/semkv-bench sweep experiment=demo out=results/runs/demo
 	$(BIN)/semkv-bench cliff-report run=results/runs/demo
 
